@@ -1,0 +1,158 @@
+//! Every fixed bound of the system with its unit and its reason, and the relations between them.
+//!
+//! Base values first, derived values after them; the `const` block at the end fails the build when a
+//! relation breaks. Values an operator may change are defaults here and checked in `config.rs`.
+
+// ── tables ────────────────────────────────────────────────────────────────────────────────────────
+/// Shard threads. A run id has 8 bits for the shard.
+pub const SHARDS_MAX: u32 = 64;
+/// Configured nodes; their index is a `u16` and a snapshot is O(nodes + providers).
+pub const NODES_MAX: u32 = 4_096;
+pub const PROVIDERS_MAX: u32 = 16_384;
+pub const MODELS_MAX: u32 = 4_096;
+/// Candidates of one model group: a selection looks at each.
+pub const PROVIDERS_PER_MODEL_MAX: u32 = 64;
+pub const KEYS_MAX: u32 = 4_096;
+/// Node connections on one shard, those in handshake or closing included.
+pub const SESSIONS_PER_SHARD_MAX: u32 = 1_024;
+/// Client connections on one shard; each shard has a slot for every client of the Edge. `[D-33]`
+pub const CLIENTS_MAX_DEFAULT: u32 = 4_096;
+pub const CLIENTS_MAX_CEILING: u32 = 65_536;
+/// Run slots on one shard; a run id has 24 bits for the row. Bounds leases held on its sessions.
+pub const RUNS_PER_SHARD_MAX: u32 = 65_536;
+/// Bytes of a configured name (node, provider, model, adapter, target).
+pub const NAME_BYTES_MAX: u32 = 256;
+
+// ── lanes ─────────────────────────────────────────────────────────────────────────────────────────
+/// Effects one control step may emit.
+pub const EFFECTS_PER_STEP_MAX: u32 = 64;
+/// Slots of each ring between control and a shard.
+pub const LINK_SLOTS: u32 = 1_024;
+/// Events one link may have served before the next link's turn.
+pub const EVENTS_PER_LINK_TURN_MAX: u32 = 64;
+/// Hand-overs from the front that wait for a shard.
+pub const HANDOVER_SLOTS: u32 = 256;
+
+// ── wire ──────────────────────────────────────────────────────────────────────────────────────────
+/// `u32` big-endian before every envelope.
+pub const LENGTH_PREFIX_BYTES: u32 = 4;
+/// Edge → node: the receive limit of one envelope, fixed. `[D-02]`
+pub const ENVELOPE_TO_NODE_BYTES_MAX: u32 = 64 * 1024 * 1024;
+/// Node → Edge: the length an envelope may announce; longer is refused before allocation. `[D-02]`
+pub const ENVELOPE_TO_EDGE_BYTES_MAX: u32 = 64 * 1024 * 1024 + 4096;
+/// Node → Edge: what is assembled of one message; a BODY beyond it is cut through. `[D-02]`
+pub const ASSEMBLED_BYTES_MAX: u32 = 1024 * 1024;
+/// A RESPONSE_START beyond this is a violation. `[D-02]`
+pub const RESPONSE_START_BYTES_MAX: u32 = 256 * 1024;
+/// Our agent cuts BODY frames at this many bytes; a peer may send longer ones. `[D-02]`
+pub const BODY_FRAME_BYTES: u32 = 256 * 1024;
+/// Headers one RESPONSE_START or request may carry.
+pub const HEADERS_MAX: u32 = 128;
+/// No bulk envelope is begun while more of a session's socket is unsent. `[D-02]`
+pub const SESSION_UNSENT_BYTES_MAX: u32 = 256 * 1024;
+/// ALPN of the node protocol. `[wire §4.2]`
+pub const ALPN: &[u8] = b"iop-edge-node/1";
+/// Preface of the plaintext mode.
+pub const PLAINTEXT_PREFACE: &[u8; 8] = b"IOPEN/1\n";
+/// Violations of stream form a session may make in a minute; one more closes it. `[D-41]`
+pub const VIOLATIONS_PER_MINUTE_MAX: u32 = 100;
+
+// ── TLS ───────────────────────────────────────────────────────────────────────────────────────────
+/// One TLS record's plaintext (RFC 8446 §5.1).
+pub const RECORD_PLAIN_BYTES_MAX: u32 = 16 * 1024;
+/// Record header; and what protection adds behind the plaintext: inner content type and tag.
+pub const RECORD_HEADER_BYTES: u32 = 5;
+pub const RECORD_TRAILER_BYTES: u32 = 1 + 16;
+pub const RECORD_EXTRA_BYTES: u32 = RECORD_HEADER_BYTES + RECORD_TRAILER_BYTES;
+/// Longest ciphertext a record may announce (RFC 8446 §5.2), and the whole record.
+pub const RECORD_CIPHER_BYTES_MAX: u32 = RECORD_PLAIN_BYTES_MAX + 256;
+pub const RECORD_BYTES_MAX: u32 = RECORD_HEADER_BYTES + RECORD_CIPHER_BYTES_MAX;
+
+// ── buffers of a shard ────────────────────────────────────────────────────────────────────────────
+/// Completions one turn handles, each of at most one receive buffer: the fairness between sessions. `[D-44]`
+pub const COMPLETIONS_PER_TURN_MAX: u32 = 256;
+/// Four full records: with less, nearly every record straddles two buffers and is copied.
+pub const RECEIVE_BUFFER_BYTES: u32 =
+    (4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES)).next_multiple_of(4096);
+pub const RECEIVE_BUFFERS: u32 = COMPLETIONS_PER_TURN_MAX // held by the turn in progress
+    + COMPLETIONS_PER_TURN_MAX; // filled while that turn settles
+/// A client's receive: one record, so that a request body arrives in few completions.
+pub const CLIENT_RECEIVE_BYTES: u32 = RECORD_BYTES_MAX.next_multiple_of(4096);
+pub const CLIENT_RECEIVE_BUFFERS: u32 = COMPLETIONS_PER_TURN_MAX + COMPLETIONS_PER_TURN_MAX;
+/// Slices of one send; more are copied to pending. Two more frame the HTTP chunk. `[D-44]`
+pub const SLICES_PER_SEND_MAX: u32 = 62;
+/// Pooled block: one record and its frame. Pending output, request bodies, sealed records.
+pub const BLOCK_BYTES: u32 = (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES).next_multiple_of(64);
+/// Output pool of an Edge, bytes, by default. `[D-06]`
+pub const OUTPUT_POOL_BYTES_DEFAULT: u64 = 256 * 1024 * 1024;
+/// A run's soft budget of pending output, bytes. `[D-06]`
+pub const PENDING_SOFT_BYTES: u32 = 1024 * 1024;
+/// Request-body pool of an Edge, bytes, by default, and the step a chunked body grows by. `[D-45]`
+pub const BODY_POOL_BYTES_DEFAULT: u64 = 512 * 1024 * 1024;
+pub const BODY_STEP_BYTES: u32 = 256 * 1024;
+/// A request body, bytes, by default. `[D-02]` `[P-55]`
+pub const BODY_BYTES_MAX_DEFAULT: u32 = 32 * 1024 * 1024;
+/// A request head: longer is 431; its request line alone: longer is 414. `[D-14]`
+pub const HEAD_BYTES_MAX: u32 = 16 * 1024;
+pub const REQUEST_LINE_BYTES_MAX: u32 = 8 * 1024;
+/// What is read of an unwanted body before the connection closes. `[D-42]`
+pub const DRAIN_BYTES_MAX: u32 = 64 * 1024;
+pub const DRAIN_MS_MAX: u32 = 1_000;
+
+// ── waits, milliseconds, defaults. `[D-29]` ───────────────────────────────────────────────────────
+pub const TLS_HANDSHAKE_MS: u64 = 10_000;
+pub const REGISTRATION_MS: u64 = 10_000;
+pub const HEAD_MS: u64 = 10_000;
+pub const BODY_STALL_MS: u64 = 30_000;
+pub const KEEP_ALIVE_MS: u64 = 60_000;
+pub const QUEUE_WAIT_MS: u64 = 30_000;
+pub const WRITE_STALL_MS: u64 = 30_000;
+pub const RESPONSE_WAIT_EXTRA_MS: u64 = 15_000;
+pub const STALL_TIMEOUT_MS_DEFAULT: u64 = 300_000;
+/// Largest stall timeout, ms: `i64::MAX` nanoseconds. `[A-12]`
+pub const STALL_TIMEOUT_MS_MAX: i64 = i64::MAX / 1_000_000;
+/// Ping after this long without a write; dead after this long without a read. `[D-03]`
+pub const HEARTBEAT_MS: u64 = 10_000;
+pub const DEAD_MS: u64 = 30_000;
+/// A lease taken whose request was not dispatched. `[states §3]`
+pub const SELECTED_MS: u64 = 5_000;
+/// A superseded owner may have its ready answered this long. `[D-60]`
+pub const REJECTED_READY_MS: u64 = 5_000;
+pub const DRAIN_TIMEOUT_MS: u64 = 60_000;
+/// A shard that does not answer control for this long is wedged. `[D-38]`
+pub const SHARD_ANSWER_MS: u64 = 5_000;
+/// Handshakes in progress at once, before asymmetric work starts. `[D-04]`
+pub const HANDSHAKES_MAX: u32 = 64;
+
+// ── queue. `[D-30]` ───────────────────────────────────────────────────────────────────────────────
+pub const WAITERS_PER_MODEL_MAX: u32 = 1_024;
+pub const WAITING_BYTES_PER_MODEL_MAX: u64 = 256 * 1024 * 1024;
+pub const LONG_THRESHOLD_BYTES_DEFAULT: u32 = 128 * 1024;
+pub const RETRY_AFTER_S_MAX: u32 = 30;
+/// Grants one step makes; the rest is a pending step. Each grant is one effect.
+pub const GRANTS_PER_STEP_MAX: u32 = EFFECTS_PER_STEP_MAX / 2;
+
+// ── node agent ────────────────────────────────────────────────────────────────────────────────────
+pub const RECONNECT_INTERVAL_S_DEFAULT: i64 = 10;
+pub const RECONNECT_ATTEMPTS_DEFAULT: i64 = 10;
+/// Attempts that wait for capacity, per agent. `[D-23]`
+pub const WAITING_ATTEMPTS_MAX: u32 = 1_024;
+/// G and H: close grace and health probe bound, ms. `[D-23]`
+pub const CLOSE_GRACE_MS: u64 = 5_000;
+pub const HEALTH_PROBE_MS: u64 = 5_000;
+
+const _: () = {
+    assert!(LINK_SLOTS.is_power_of_two() && HANDOVER_SLOTS.is_power_of_two());
+    assert!(LINK_SLOTS >= EFFECTS_PER_STEP_MAX); // a step always fits an empty ring
+    assert!(GRANTS_PER_STEP_MAX < EFFECTS_PER_STEP_MAX);
+    assert!(RECEIVE_BUFFERS.is_power_of_two() && CLIENT_RECEIVE_BUFFERS.is_power_of_two());
+    assert!(RECEIVE_BUFFERS <= 32_768 && CLIENT_RECEIVE_BUFFERS <= 32_768); // kernel's buffer-ring bound
+    assert!(RECEIVE_BUFFER_BYTES >= 4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES));
+    assert!(CLIENT_RECEIVE_BYTES >= RECORD_BYTES_MAX);
+    assert!(BLOCK_BYTES >= RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES);
+    assert!(RUNS_PER_SHARD_MAX <= 1 << 24); // run id
+    assert!(SHARDS_MAX <= 256);
+    assert!(NODES_MAX <= 65_536 && PROVIDERS_MAX <= 65_536 && MODELS_MAX <= 65_536);
+    assert!(BODY_BYTES_MAX_DEFAULT < ENVELOPE_TO_NODE_BYTES_MAX);
+    assert!(DEAD_MS >= 2 * HEARTBEAT_MS);
+};
