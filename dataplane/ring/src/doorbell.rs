@@ -11,7 +11,9 @@
 //! ```
 //! Either the sleeper's second look sees the push, or the ringer sees the sleeper: the two fences
 //! make "neither" impossible. They are fences because the model treats `SeqCst` accesses as `AcqRel`.
-//! A ringer may wake a sleeper that is awake already; a wake-up is never lost.
+//! Whoever clears the flag for the sleeper wakes it afterwards, so a ringer that finds it cleared has
+//! nothing to do. Ringers that meet may both wake, and a sleeper may be woken when it is awake
+//! already; a wake-up is never lost.
 use crate::full_fence;
 use crate::sync::{AtomicBool, CachePadded, Ordering};
 
@@ -46,12 +48,16 @@ impl Doorbell {
     }
 
     /// Ringer: after one or more pushes. `true`: the caller must wake the sleeper (write its eventfd).
-    /// Of several ringers of one sleep, one is told. A read-modify-write happens only then.
     #[must_use]
     #[inline]
     pub fn ring(&self) -> bool {
         full_fence!("doorbell_ring_fence");
-        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed)
+        let asleep = self.asleep.load(Ordering::Relaxed);
+        if asleep {
+            // Not a swap: one ringer told too many costs a syscall, and only while the sleeper sleeps.
+            self.asleep.store(false, Ordering::Relaxed);
+        }
+        asleep
     }
 }
 
