@@ -1,0 +1,47 @@
+//! A small configuration for tests: one node, one provider, one model with quotes in its name.
+//!
+//! Lives on: test threads. Bound: fixed.
+use std::sync::Arc;
+
+use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_proto::catalog::{Category, OperationSet, ProviderKind};
+use iop_proto::ids::{NodeIndex, ProviderIndex};
+
+pub(crate) fn names() -> Arc<Names> {
+    let row = |row| ProviderIndex::new(row).unwrap();
+    Arc::new(Names {
+        nodes: vec![NodeName {
+            id: "n1".into(),
+            certificate_name: "n1".into(),
+            config_payload: Vec::new(),
+        }],
+        providers: vec![ProviderName {
+            id: "pv1".into(),
+            node: NodeIndex::new(0).unwrap(),
+            kind: ProviderKind::Vllm,
+            adapter: "vllm".into(),
+            target: "weights".into(),
+            category: Category::LocalInference,
+            enabled: true,
+            health: "healthy".into(),
+            capacity: 1,
+            long_capacity: 1,
+            operations: OperationSet::ALL,
+            profile_operations: OperationSet::default(),
+            stall_timeout_ms: 0,
+            timeout_s: 0,
+            response_wait_ms: 1_000,
+        }],
+        models: vec![ModelName {
+            name: "say \"hi\"".into(),
+            providers: vec![row(0)],
+            long_threshold_bytes: 1,
+            created: 0,
+        }],
+        queue: QueueLimits {
+            waiters_max: 1,
+            waiting_bytes_max: 1,
+            wait_ms: 1,
+        },
+    })
+}
