@@ -23,7 +23,7 @@ impl Bell {
     }
 
     fn send(&self, tx: &mut Producer<u32>, value: u32) {
-        tx.push(value).unwrap();
+        tx.push(value).expect("the ring has a slot for each value");
         if self.flag.ring() {
             self.eventfd.notify();
         }

@@ -1,1 +1,86 @@
-fn main() {}
+//! `cargo xtask`: what the project asks of itself, from one place.
+//!
+//! Lives on: a developer's machine and CI. Bound: every child process has a deadline.
+//!
+//! Every command ends with a line `N passed, N failed`, summed from what ran, and exits 1 unless
+//! something passed and nothing failed.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command-line tool"
+)]
+use std::process::ExitCode;
+
+mod claims;
+mod e2e;
+mod error;
+mod lint;
+mod loom;
+mod mutate;
+mod plants;
+mod process;
+mod proto;
+mod report;
+mod rust_text;
+mod suite;
+mod trace;
+mod tree;
+
+const USAGE: &str = "\
+cargo xtask <command>
+  ci                          format, clippy with warnings denied, then `test`
+  test                        unit and contract tests, loom, lint, proto, trace, e2e
+  loom [--preemptions N]      model-check iop-ring whole, then once per weakened ordering
+  lint                        the walls between files and crates
+  proto [--update]            descriptor digest against proto/iop/DIGEST
+  trace [--missing]           which requirement has a test that claims to prove it
+  mutate [--id ID] [--sample N] [--seed S]
+                              plant the changes of docs/contract/mutations.toml; each must turn red
+  e2e                         official clients through Edge and node to a real model server";
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let command = arguments.next().unwrap_or_default();
+    let rest: Vec<String> = arguments.collect();
+    let root = tree::root();
+    let done = match command.as_str() {
+        "ci" => none(&rest).and_then(|()| suite::ci(&root)),
+        "test" => none(&rest).and_then(|()| suite::test(&root)),
+        "loom" => loom::Options::parse(&rest).and_then(|options| loom::run(&root, &options)),
+        "lint" => none(&rest).and_then(|()| lint::run(&root)),
+        "proto" => switch(&rest, "--update").and_then(|update| proto::run(&root, update)),
+        "trace" => switch(&rest, "--missing").and_then(|missing| trace::run(&root, missing)),
+        "mutate" => mutate::Options::parse(&rest).and_then(|options| mutate::run(&root, &options)),
+        "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
+        _ => Err(error::Error::Usage(USAGE.to_owned())),
+    };
+    match done {
+        Ok(tally) => {
+            println!("{tally}");
+            if tally.is_good() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn none(rest: &[String]) -> Result<(), error::Error> {
+    match rest.first() {
+        None => Ok(()),
+        Some(word) => Err(error::Error::unknown(word)),
+    }
+}
+
+fn switch(rest: &[String], name: &str) -> Result<bool, error::Error> {
+    match rest {
+        [] => Ok(false),
+        [word] if word == name => Ok(true),
+        [word, ..] => Err(error::Error::unknown(word)),
+    }
+}

@@ -1,0 +1,95 @@
+//! `test` and `ci`: every check in turn, each counted, none hidden by an earlier one.
+//!
+//! Lives on: one thread. Bound: a deadline per step.
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::process::{self, Echo};
+use crate::report::{Tally, TestRun};
+use crate::{e2e, lint, loom, proto, trace};
+
+const CHECK_LIMIT: Duration = Duration::from_secs(900);
+const TEST_LIMIT: Duration = Duration::from_secs(1_200);
+
+type Step = (&'static str, fn(&Path) -> Result<Tally, Error>);
+
+const TEST: [Step; 6] = [
+    ("unit and contract tests", cargo_test),
+    ("loom", |root| loom::run(root, &loom::Options::default())),
+    ("lint", lint::run),
+    ("proto", |root| proto::run(root, false)),
+    ("trace", |root| trace::run(root, false)),
+    ("e2e", e2e::run),
+];
+
+/// What the README calls the test command.
+pub(crate) fn test(root: &Path) -> Result<Tally, Error> {
+    Ok(steps(root, &TEST))
+}
+
+/// `test`, after format and clippy.
+pub(crate) fn ci(root: &Path) -> Result<Tally, Error> {
+    let mut all: Vec<Step> = vec![("format", format), ("clippy", clippy)];
+    all.extend(TEST);
+    Ok(steps(root, &all))
+}
+
+fn steps(root: &Path, steps: &[Step]) -> Tally {
+    let mut lines = Vec::new();
+    let mut total = Tally::default();
+    for (name, step) in steps {
+        println!("== {name}");
+        let started = Instant::now();
+        let tally = step(root).unwrap_or_else(|error| {
+            println!("{name}: {error}");
+            Tally::of(false)
+        });
+        lines.push(format!("{name:24} {tally} in {:.0?}", started.elapsed()));
+        total.add(tally);
+    }
+    println!("== summary\n{}", lines.join("\n"));
+    total
+}
+
+fn cargo_test(root: &Path) -> Result<Tally, Error> {
+    let mut command = process::cargo(root);
+    command.args(["test", "--workspace", "--no-fail-fast"]);
+    let done = process::run(&mut command, TEST_LIMIT, Echo::Yes)?;
+    let run = TestRun::read(&done.output);
+    let mut tally = run.tally;
+    tally.failed += run.ignored; // an ignored test claims what it does not show
+    if !done.success() && tally.failed == 0 {
+        println!("cargo test: {done}");
+        tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+fn format(root: &Path) -> Result<Tally, Error> {
+    let mut command = process::cargo(root);
+    command.args(["fmt", "--all", "--check"]);
+    check(&mut command)
+}
+
+fn clippy(root: &Path) -> Result<Tally, Error> {
+    let mut command = process::cargo(root);
+    command.args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]);
+    check(&mut command)
+}
+
+fn check(command: &mut Command) -> Result<Tally, Error> {
+    let done = process::run(command, CHECK_LIMIT, Echo::Yes)?;
+    if !done.success() {
+        println!("{done}");
+    }
+    Ok(Tally::of(done.success()))
+}
