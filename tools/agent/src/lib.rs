@@ -1,1 +1,90 @@
-//! stub
+//! The node agent: dials the Edge, proves itself, and calls the model servers beside it.
+//!
+//! Lives on: one thread (a tokio `current_thread` runtime, or any the caller brings). View: one node.
+//! Bound: the queues and tables of `limits`.
+//!
+//! Decisions are pure machines of `iop_control::node`; this crate does the sockets and the HTTP.
+#![forbid(unsafe_code)]
+mod adapters;
+mod agent;
+mod clock;
+pub mod config;
+mod execution;
+mod identity;
+mod provider;
+mod session;
+mod shutdown;
+mod transport;
+
+use std::process::ExitCode;
+
+pub use config::{ConfigError, NodeConfig, load};
+pub use identity::{CredentialError, check_credentials};
+pub use iop_control::node::supervisor::Exit;
+pub use shutdown::{Shutdown, ShutdownHandle, shutdown};
+
+/// Runs one node agent on the caller's runtime (time and I/O enabled) until it ends: local shutdown
+/// (code 0), an unusable local identity or the last allowed attempt (code 1). Needs no connection to
+/// start. `[R-057]` `[R-065]`
+pub async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
+    // Another provider installed first serves as well; ours is the one the TLS to the Edge uses.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    agent::run(config, shutdown).await
+}
+
+/// Runs one node agent as this process: its own runtime, SIGTERM and SIGINT drain, a second one ends
+/// at once. Blocks until the end.
+#[must_use]
+pub fn run_process(config: NodeConfig) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "the runtime cannot start");
+            return ExitCode::FAILURE;
+        }
+    };
+    let exit = runtime.block_on(async {
+        let (handle, shutdown) = shutdown();
+        let listener = listen(handle);
+        tokio::select! {
+            exit = run(config, shutdown) => exit,
+            never = listener => match never {},
+        }
+    });
+    // A name lookup may still block a thread; nothing of it matters any more.
+    runtime.shutdown_background();
+    ExitCode::from(exit.code())
+}
+
+#[cfg(unix)]
+async fn listen(handle: ShutdownHandle) -> core::convert::Infallible {
+    use tokio::signal::unix::{SignalKind, signal};
+    let both = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    );
+    let (Ok(mut terminate), Ok(mut interrupt)) = both else {
+        tracing::warn!("signals cannot be listened to: SIGTERM ends at once");
+        return core::future::pending().await;
+    };
+    loop {
+        tokio::select! {
+            Some(()) = terminate.recv() => handle.request(),
+            Some(()) = interrupt.recv() => handle.request(),
+            else => return core::future::pending().await,
+        }
+    }
+}
+
+#[cfg(not(unix))]
+async fn listen(handle: ShutdownHandle) -> core::convert::Infallible {
+    loop {
+        if tokio::signal::ctrl_c().await.is_err() {
+            return core::future::pending().await;
+        }
+        handle.request();
+    }
+}

@@ -1,0 +1,357 @@
+//! Adapter instances: what a configuration payload becomes on this node.
+//!
+//! Lives on: the main task; calls take an `Arc`, so an instance lives until its last call is over.
+//! View: one configuration. Bound: `ADAPTERS_MAX` instances.
+mod openai_compat;
+mod vllm;
+
+use core::fmt;
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iop_control::node::attempt::Rejection;
+use iop_proto::catalog::ProviderKind;
+use iop_proto::domain::{Adapter, AdapterFault, NodeConfig, OnCancel, TunnelRequest};
+use iop_proto::limits::{HEADERS_MAX, PROVIDERS_MAX};
+use reqwest::{Client, Method};
+
+use crate::config::ProviderHttp;
+use crate::provider::{
+    BaseUrl, BaseUrlError, ClientError, ClientOptions, HttpCall, ProviderRequest, client,
+    request_headers,
+};
+
+/// Adapters one payload may name.
+const ADAPTERS_MAX: usize = PROVIDERS_MAX as usize;
+
+/// Why a received configuration cannot be put in force. Retryable: the Edge may send a better one.
+/// `[A-11]`
+#[derive(Debug)]
+pub(crate) enum ApplyError {
+    TooMany,
+    /// Two instances of one resolved name, `""` being the type's. `[A-44]` `[R-296]`
+    Duplicate {
+        adapter: String,
+    },
+    Fault {
+        adapter: String,
+        fault: AdapterFault,
+    },
+    /// A type this version has no adapter for.
+    Unsupported {
+        adapter: String,
+        kind: ProviderKind,
+    },
+    BaseUrl {
+        adapter: String,
+        error: BaseUrlError,
+    },
+    OnCancel {
+        adapter: String,
+    },
+    /// Every slot needs a descriptor. `[D-23]`
+    Descriptors {
+        needed: u64,
+        limit: u64,
+    },
+    Client {
+        adapter: String,
+        error: ClientError,
+    },
+}
+
+impl fmt::Display for ApplyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooMany => write!(f, "more than {ADAPTERS_MAX} adapters"),
+            Self::Duplicate { adapter } => write!(f, "adapter {adapter}: named twice"),
+            Self::Fault { adapter, fault } => {
+                let what = match fault {
+                    AdapterFault::KindUnknown => "unknown type",
+                    AdapterFault::SettingsMissing => "no settings of its type",
+                    AdapterFault::SettingsOfOtherKind => "settings of another type",
+                    AdapterFault::CapacityNegative => "negative capacity",
+                };
+                write!(f, "adapter {adapter}: {what}")
+            }
+            Self::Unsupported { adapter, kind } => {
+                write!(
+                    f,
+                    "adapter {adapter}: this version does not serve {}",
+                    kind.name()
+                )
+            }
+            Self::BaseUrl { adapter, error } => write!(f, "adapter {adapter}: {error}"),
+            Self::OnCancel { adapter } => {
+                write!(f, "adapter {adapter}: on_cancel is neither abort nor drain")
+            }
+            Self::Descriptors { needed, limit } => write!(
+                f,
+                "{needed} open files may be needed, the limit is {limit}: raise it (ulimit -n, \
+                 LimitNOFILE=) or lower the capacities"
+            ),
+            Self::Client { adapter, error } => write!(f, "adapter {adapter}: {error}"),
+        }
+    }
+}
+
+/// How a stopped call is stopped. `[D-21]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopBy {
+    /// Close the provider connection.
+    Abort,
+    /// Read to the end, for servers that do not survive an abort.
+    Drain,
+}
+
+/// What a kind of adapter brings along; the configuration says the rest.
+struct Traits {
+    /// Idle connections of its servers live no longer, unless the adapter's options say so.
+    pool_idle_max: Duration,
+}
+
+const fn traits(kind: ProviderKind) -> Option<Traits> {
+    match kind {
+        ProviderKind::OpenAiCompat => Some(openai_compat::TRAITS),
+        ProviderKind::Vllm => Some(vllm::TRAITS),
+        ProviderKind::Ollama => None,
+    }
+}
+
+/// A checked instance that has not been started.
+#[derive(Debug)]
+struct Plan {
+    adapter: Adapter,
+    base: BaseUrl,
+    stop_by: StopBy,
+    options: ClientOptions,
+}
+
+/// A configuration in force, not started yet.
+#[derive(Debug)]
+pub(crate) struct Plans {
+    plans: Vec<Plan>,
+}
+
+impl Plans {
+    /// Judges a payload as a whole. `descriptors`: this process's limit, `None` where unknown.
+    ///
+    /// # Errors
+    /// The first thing in it that no node can run.
+    pub(crate) fn judge(
+        config: &NodeConfig,
+        http: &ProviderHttp,
+        descriptors: Option<u64>,
+    ) -> Result<Self, ApplyError> {
+        if config.adapters.len() > ADAPTERS_MAX {
+            return Err(ApplyError::TooMany);
+        }
+        let mut names = std::collections::BTreeSet::new();
+        let mut plans = Vec::with_capacity(config.adapters.len());
+        for adapter in &config.adapters {
+            if !names.insert(adapter.resolved_name()) {
+                return Err(ApplyError::Duplicate {
+                    adapter: adapter.resolved_name().to_owned(),
+                });
+            }
+            plans.push(Plan::judge(adapter, http)?);
+        }
+        let slots = plans
+            .iter()
+            .map(|plan| u64::from(plan.adapter.capacity.unsigned_abs()));
+        let needed = slots.sum::<u64>() + DESCRIPTORS_BESIDE;
+        match descriptors {
+            Some(limit) if needed > limit => Err(ApplyError::Descriptors { needed, limit }),
+            _ => Ok(Self { plans }),
+        }
+    }
+
+    /// Resolved names and capacities (0 = no local limit), for the gates.
+    pub(crate) fn capacities(&self) -> impl Iterator<Item = (&str, u32)> {
+        let plans = self.plans.iter();
+        plans.map(|plan| {
+            (
+                plan.adapter.resolved_name(),
+                plan.adapter.capacity.unsigned_abs(),
+            )
+        })
+    }
+}
+
+/// Sockets to the Edge, log, runtime, resolver: what is open beside provider connections.
+const DESCRIPTORS_BESIDE: u64 = 64;
+
+impl Plan {
+    fn judge(adapter: &Adapter, http: &ProviderHttp) -> Result<Self, ApplyError> {
+        let name = || adapter.resolved_name().to_owned();
+        let kind = adapter.usable_kind().map_err(|fault| ApplyError::Fault {
+            adapter: name(),
+            fault,
+        })?;
+        let traits = traits(kind).ok_or_else(|| ApplyError::Unsupported {
+            adapter: name(),
+            kind,
+        })?;
+        let base = BaseUrl::parse(&adapter.base_url).map_err(|error| ApplyError::BaseUrl {
+            adapter: name(),
+            error,
+        })?;
+        let stop_by = match &adapter.options.on_cancel {
+            OnCancel::Abort => StopBy::Abort,
+            OnCancel::Drain => StopBy::Drain,
+            OnCancel::Other(_) => return Err(ApplyError::OnCancel { adapter: name() }),
+        };
+        let pool_idle = match adapter.options.pool_idle_ms {
+            0 => traits.pool_idle_max.min(http.pool_idle),
+            ms => Duration::from_millis(u64::from(ms)),
+        };
+        let options = ClientOptions {
+            connect_timeout: http.connect_timeout,
+            pool_idle,
+            proxy_from_env: adapter.options.proxy_from_env,
+            secure: base.is_secure(),
+            ca: http.ca.clone(),
+        };
+        Ok(Self {
+            adapter: adapter.clone(),
+            base,
+            stop_by,
+            options,
+        })
+    }
+}
+
+/// One running adapter instance.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    adapter: Adapter,
+    base: BaseUrl,
+    client: Client,
+    pub(crate) stop_by: StopBy,
+}
+
+impl Instance {
+    /// Where a tunnel request goes and what it carries. A named operation is the profile's or
+    /// nobody's; without one, `path` decides. `[R-097]` `[R-098]` `[A-38]`
+    ///
+    /// # Errors
+    /// Why no provider is called.
+    pub(crate) fn resolve(&self, request: TunnelRequest) -> Result<ProviderRequest, Rejection> {
+        let TunnelRequest {
+            operation,
+            method,
+            path,
+            headers,
+            body,
+            ..
+        } = request;
+        let (method, path) = if operation.is_empty() {
+            (method, path)
+        } else {
+            let profile = self
+                .adapter
+                .profile
+                .as_ref()
+                .ok_or(Rejection::OperationUnknown)?;
+            let named = profile
+                .operations
+                .iter()
+                .find(|named| named.name == operation);
+            let named = named.ok_or(Rejection::OperationUnknown)?;
+            let own = !named.method.is_empty();
+            (
+                if own { named.method.clone() } else { method },
+                named.path.clone(),
+            )
+        };
+        let url = self.base.join(&path)?;
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| Rejection::MethodInvalid)?;
+        if matches!(method, Method::CONNECT | Method::TRACE) {
+            return Err(Rejection::MethodInvalid);
+        }
+        if headers.len() > HEADERS_MAX as usize {
+            return Err(Rejection::HeaderInvalid);
+        }
+        Ok(ProviderRequest {
+            method,
+            url,
+            headers: request_headers(&headers)?,
+            body,
+        })
+    }
+
+    /// Begins a call.
+    pub(crate) fn call(&self, request: ProviderRequest) -> HttpCall {
+        HttpCall::new(self.client.clone(), request)
+    }
+}
+
+/// The instances in force, by resolved name.
+#[derive(Debug, Default)]
+pub(crate) struct Adapters {
+    instances: BTreeMap<String, Arc<Instance>>,
+}
+
+impl Adapters {
+    /// Starts what was judged. An instance whose configuration did not change keeps running, with
+    /// its idle connections; the others live until their last call is over. `[S-45]`
+    ///
+    /// # Errors
+    /// The first instance that cannot be started; what ran before stays in force.
+    pub(crate) fn start(&mut self, plans: Plans) -> Result<(), ApplyError> {
+        let mut instances = BTreeMap::new();
+        for plan in plans.plans {
+            let name = plan.adapter.resolved_name().to_owned();
+            let same = self
+                .instances
+                .get(&name)
+                .filter(|old| old.adapter == plan.adapter);
+            let instance = match same {
+                Some(old) => old.clone(),
+                None => {
+                    let client = client(&plan.options).map_err(|error| ApplyError::Client {
+                        adapter: name.clone(),
+                        error,
+                    })?;
+                    let Plan {
+                        adapter,
+                        base,
+                        stop_by,
+                        ..
+                    } = plan;
+                    Arc::new(Instance {
+                        adapter,
+                        base,
+                        client,
+                        stop_by,
+                    })
+                }
+            };
+            instances.insert(name, instance);
+        }
+        self.instances = instances;
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<Instance>> {
+        self.instances.get(name)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.instances.len()
+    }
+}
+
+/// The soft limit of open files, where the system tells.
+pub(crate) fn descriptor_limit() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+#[path = "adapters/tests.rs"]
+mod tests;

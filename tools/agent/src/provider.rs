@@ -1,0 +1,689 @@
+//! One HTTP call to a provider: where it goes, what it carries, what comes back, byte for byte.
+//!
+//! Lives on: the attempt's task. View: one call. Bound: one chunk at a time; a head of
+//! `RESPONSE_START_BYTES_MAX`; at most one retry, on a connection found dead. `[D-20]`
+//!
+//! Nothing here follows a redirect, decompresses, or re-frames; the request's framing is our own, and
+//! dropping a call closes its connection.
+use core::cell::Cell;
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use iop_control::node::attempt::Rejection;
+use iop_proto::domain::Header;
+use iop_proto::limits::{HEADERS_MAX, RESPONSE_START_BYTES_MAX};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Method, Request, Response, StatusCode, Url};
+
+use crate::identity::CredentialError;
+
+tokio::task_local! {
+    /// Connections begun by the call of this task: none means that an idle one was reused.
+    static CONNECTS: Cell<u32>;
+}
+
+/// Why a provider call failed; a short text without addresses or payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProviderError {
+    Refused,
+    ConnectTimeout,
+    Connect,
+    /// The connection broke before a response head.
+    NoResponse,
+    /// The connection broke inside the body.
+    BodyBroken,
+    /// Not HTTP, a head beyond what HTTP servers send, or an upgrade nobody asked for.
+    Malformed,
+    HeadTooLarge,
+    /// The adapter itself panicked.
+    Fault,
+}
+
+impl ProviderError {
+    /// Stands behind the prefix in the legacy error.
+    pub(crate) const fn detail(self) -> &'static str {
+        match self {
+            Self::Refused => "connection refused",
+            Self::ConnectTimeout => "connect timed out",
+            Self::Connect => "cannot connect",
+            Self::NoResponse => "connection lost before a response",
+            Self::BodyBroken => "connection lost inside the response body",
+            Self::Malformed => "the response is not valid HTTP",
+            Self::HeadTooLarge => "the response head is too large",
+            Self::Fault => "internal error in the adapter",
+        }
+    }
+}
+
+/// Where an adapter's calls go. Joined with a path by rule: a version segment that both sides name is
+/// named once, nothing else is doubled or dropped. `[D-20]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BaseUrl {
+    origin: String,
+    /// Without a trailing slash.
+    path: String,
+    secure: bool,
+}
+
+/// Why a base URL cannot be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BaseUrlError {
+    NotAUrl,
+    NotHttp,
+    /// User, query or fragment.
+    Surplus,
+}
+
+impl fmt::Display for BaseUrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotAUrl => "base_url is not a URL",
+            Self::NotHttp => "base_url is neither http nor https",
+            Self::Surplus => "base_url carries a user, a query or a fragment",
+        })
+    }
+}
+
+impl BaseUrl {
+    pub(crate) fn parse(text: &str) -> Result<Self, BaseUrlError> {
+        let url = Url::parse(text).map_err(|_| BaseUrlError::NotAUrl)?;
+        let secure = match url.scheme() {
+            "http" => false,
+            "https" => true,
+            _ => return Err(BaseUrlError::NotHttp),
+        };
+        let user = !url.username().is_empty() || url.password().is_some();
+        if user || url.query().is_some() || url.fragment().is_some() {
+            return Err(BaseUrlError::Surplus);
+        }
+        let origin = url.origin().ascii_serialization();
+        let path = url.path().trim_end_matches('/').to_owned();
+        Ok(Self {
+            origin,
+            path,
+            secure,
+        })
+    }
+
+    pub(crate) const fn is_secure(&self) -> bool {
+        self.secure
+    }
+
+    /// The URL of `path`, which may carry a query.
+    ///
+    /// # Errors
+    /// A path that is not absolute, or that a URL parser would read differently than it is written
+    /// (dot segments, fragments, characters that need escaping).
+    pub(crate) fn join(&self, path: &str) -> Result<Url, Rejection> {
+        if path.is_empty() {
+            return Err(Rejection::PathMissing);
+        }
+        let Some(rest) = path.strip_prefix('/') else {
+            return Err(Rejection::PathInvalid);
+        };
+        let own = self.path.rsplit('/').next().unwrap_or_default();
+        let first = rest.split(['/', '?']).next().unwrap_or_default();
+        let tail = if is_version(own) && own == first {
+            &path[1 + first.len()..]
+        } else {
+            path
+        };
+        let joined = format!("{}{tail}", self.path);
+        let url = Url::parse(&format!("{}{joined}", self.origin));
+        let url = url.map_err(|_| Rejection::PathInvalid)?;
+        let query = url
+            .query()
+            .map_or_else(String::new, |query| format!("?{query}"));
+        let as_written = url.fragment().is_none() && format!("{}{query}", url.path()) == joined;
+        as_written.then_some(url).ok_or(Rejection::PathInvalid)
+    }
+}
+
+/// `v1`, `v2`, `v1beta` …
+fn is_version(segment: &str) -> bool {
+    let Some(rest) = segment.strip_prefix('v') else {
+        return false;
+    };
+    rest.starts_with(|c: char| c.is_ascii_digit())
+        && rest.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
+/// Headers that describe one hop; they never cross this node in either direction. `[D-13]`
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authenticate",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "expect",
+];
+/// What belongs to the client's own hop: framing, address, credentials. `[D-13]` `[P-61]`
+const CLIENTS_OWN: [&str; 7] = [
+    "content-length",
+    "host",
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "api-key",
+    "cookie",
+];
+
+fn connection_options<'a>(values: impl Iterator<Item = &'a [u8]>) -> BTreeSet<String> {
+    values
+        .flat_map(|value| value.split(|&b| b == b','))
+        .map(|option| String::from_utf8_lossy(option).trim().to_ascii_lowercase())
+        .filter(|option| !option.is_empty())
+        .collect()
+}
+
+/// What of a request's headers reaches the provider, in order, duplicates kept.
+///
+/// # Errors
+/// A name or value that is not HTTP.
+pub(crate) fn request_headers(headers: &[Header]) -> Result<HeaderMap, Rejection> {
+    let named = |header: &&Header| header.name.eq_ignore_ascii_case("connection");
+    let options = connection_options(headers.iter().filter(named).map(|header| &header.value[..]));
+    let mut out = HeaderMap::with_capacity(headers.len());
+    for Header { name, value } in headers {
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| Rejection::HeaderInvalid)?;
+        let text = name.as_str();
+        if HOP_BY_HOP.contains(&text) || CLIENTS_OWN.contains(&text) || options.contains(text) {
+            continue;
+        }
+        let value = HeaderValue::from_maybe_shared(value.clone());
+        out.append(name, value.map_err(|_| Rejection::HeaderInvalid)?);
+    }
+    Ok(out)
+}
+
+/// What of a response's headers reaches the Edge, in order, duplicates kept. A Content-Length beside
+/// a transfer coding is no length. `[P-53]`
+fn response_headers(headers: &HeaderMap) -> Result<Vec<Header>, ProviderError> {
+    let options = connection_options(
+        headers
+            .get_all("connection")
+            .iter()
+            .map(HeaderValue::as_bytes),
+    );
+    let coded = headers.contains_key("transfer-encoding");
+    let mut bytes = 0;
+    let mut out = Vec::with_capacity(headers.len());
+    for (name, value) in headers {
+        let text = name.as_str();
+        let dropped = HOP_BY_HOP.contains(&text)
+            || options.contains(text)
+            || (coded && text == "content-length");
+        if dropped {
+            continue;
+        }
+        bytes += text.len() + value.len() + HEADER_OVERHEAD;
+        let value = Bytes::copy_from_slice(value.as_bytes());
+        out.push(Header {
+            name: text.to_owned(),
+            value,
+        });
+    }
+    let fits = out.len() <= HEADERS_MAX as usize && bytes <= RESPONSE_START_BYTES_MAX as usize;
+    fits.then_some(out).ok_or(ProviderError::HeadTooLarge)
+}
+
+/// Tags and lengths of one header entry and its two fields, at most.
+const HEADER_OVERHEAD: usize = 3 * (1 + 5);
+
+/// A call that is ready to be made; nothing of it was sent.
+#[derive(Debug)]
+pub(crate) struct ProviderRequest {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl ProviderRequest {
+    fn build(&self) -> Request {
+        let mut request = Request::new(self.method.clone(), self.url.clone());
+        request.headers_mut().clone_from(&self.headers);
+        let bodiless = matches!(self.method, Method::GET | Method::HEAD) && self.body.is_empty();
+        if !bodiless {
+            *request.body_mut() = Some(self.body.clone().into());
+        }
+        request
+    }
+}
+
+/// What a provider hands over, in order: one head, then chunks.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Head {
+        status: i32,
+        headers: Vec<Header>,
+    },
+    /// At least one byte.
+    Body(Bytes),
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<Response, ProviderError>> + Send>>;
+
+enum State {
+    Sending(Sending),
+    Streaming(Response),
+    Over,
+}
+
+/// A call in progress. Dropping it closes the provider connection.
+pub(crate) struct HttpCall {
+    state: State,
+    may_retry: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for HttpCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.state {
+            State::Sending(_) => "HttpCall(sending)",
+            State::Streaming(_) => "HttpCall(streaming)",
+            State::Over => "HttpCall(over)",
+        })
+    }
+}
+
+impl HttpCall {
+    pub(crate) fn new(client: Client, request: ProviderRequest) -> Self {
+        let may_retry = Arc::new(AtomicBool::new(true));
+        let sending = Box::pin(send(client, request, may_retry.clone()));
+        Self {
+            state: State::Sending(sending),
+            may_retry,
+        }
+    }
+
+    /// From now on the call is only run to its end: no second request. `[I5.4]`
+    pub(crate) fn no_retry(&self) {
+        self.may_retry.store(false, Ordering::Relaxed);
+    }
+
+    /// The next item; `Ok(None)` once after the last. Cancel-safe: a dropped wait loses nothing.
+    ///
+    /// # Errors
+    /// How the call failed; nothing follows.
+    pub(crate) async fn next(&mut self) -> Result<Option<Item>, ProviderError> {
+        let next = self.step().await;
+        if !matches!(next, Ok(Some(_))) {
+            self.state = State::Over;
+        }
+        next
+    }
+
+    async fn step(&mut self) -> Result<Option<Item>, ProviderError> {
+        match &mut self.state {
+            State::Sending(sending) => {
+                let response = sending.await?;
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    return Err(ProviderError::Malformed);
+                }
+                let status = i32::from(response.status().as_u16());
+                let headers = response_headers(response.headers())?;
+                self.state = State::Streaming(response);
+                Ok(Some(Item::Head { status, headers }))
+            }
+            State::Streaming(response) => loop {
+                match response.chunk().await {
+                    Ok(Some(chunk)) if chunk.is_empty() => {} // no progress `[A-17]`
+                    Ok(Some(chunk)) => return Ok(Some(Item::Body(chunk))),
+                    Ok(None) => return Ok(None),
+                    Err(error) => return Err(body_error(&error)),
+                }
+            },
+            State::Over => Ok(None),
+        }
+    }
+}
+
+/// One request; a second one only when an idle connection was reused and found dead before any byte
+/// of a response, while nothing else was decided. `[D-20]` `[P-42]`
+async fn send(
+    client: Client,
+    request: ProviderRequest,
+    may_retry: Arc<AtomicBool>,
+) -> Result<Response, ProviderError> {
+    let (first, connects) = counted(client.execute(request.build())).await;
+    let error = match first {
+        Ok(response) => return Ok(response),
+        Err(error) => error,
+    };
+    if connects > 0 || !is_dead_connection(&error) || !may_retry.load(Ordering::Relaxed) {
+        return Err(send_error(&error));
+    }
+    client
+        .execute(request.build())
+        .await
+        .map_err(|error| send_error(&error))
+}
+
+async fn counted<T>(call: impl Future<Output = T>) -> (T, u32) {
+    let counted = async {
+        let result = call.await;
+        (result, CONNECTS.with(Cell::get))
+    };
+    CONNECTS.scope(Cell::new(0), counted).await
+}
+
+/// The first cause of a kind `T` behind `error`.
+fn cause<T: core::error::Error + 'static>(error: &reqwest::Error) -> Option<&T> {
+    let mut next = core::error::Error::source(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn is_dead_connection(error: &reqwest::Error) -> bool {
+    let by_http = cause::<hyper::Error>(error).is_some_and(|error| {
+        error.is_incomplete_message() || error.is_closed() || error.is_canceled()
+    });
+    let by_socket = cause::<io::Error>(error).is_some_and(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::NotConnected
+                | io::ErrorKind::UnexpectedEof
+        )
+    });
+    !error.is_connect() && (by_http || by_socket)
+}
+
+fn send_error(error: &reqwest::Error) -> ProviderError {
+    if error.is_connect() {
+        let kind = cause::<io::Error>(error).map(io::Error::kind);
+        return match kind {
+            Some(io::ErrorKind::ConnectionRefused) => ProviderError::Refused,
+            Some(io::ErrorKind::TimedOut) => ProviderError::ConnectTimeout,
+            _ if error.is_timeout() => ProviderError::ConnectTimeout,
+            _ => ProviderError::Connect,
+        };
+    }
+    match cause::<hyper::Error>(error) {
+        Some(http) if http.is_parse() => ProviderError::Malformed,
+        _ => ProviderError::NoResponse,
+    }
+}
+
+fn body_error(error: &reqwest::Error) -> ProviderError {
+    match cause::<hyper::Error>(error) {
+        Some(http) if http.is_parse() => ProviderError::Malformed,
+        _ => ProviderError::BodyBroken,
+    }
+}
+
+/// Figures of one adapter's client.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientOptions {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) pool_idle: Duration,
+    pub(crate) proxy_from_env: bool,
+    pub(crate) secure: bool,
+    /// Further roots for `https`.
+    pub(crate) ca: Option<PathBuf>,
+}
+
+/// Why an adapter's client cannot be built.
+#[derive(Debug)]
+pub(crate) enum ClientError {
+    Roots(CredentialError),
+    Build(reqwest::Error),
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Roots(error) => write!(f, "provider_http.ca: {error}"),
+            Self::Build(error) => write!(f, "HTTP client: {error}"),
+        }
+    }
+}
+
+/// One adapter's HTTP client: HTTP/1.1, no redirects, no decompression, no retries of its own.
+///
+/// # Errors
+/// The extra roots cannot be used, or the system's cannot be loaded for an `https` provider.
+pub(crate) fn client(options: &ClientOptions) -> Result<Client, ClientError> {
+    let loopback = [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ];
+    let loopback = loopback.map(|address| SocketAddr::new(address, 0));
+    let mut builder = Client::builder()
+        .http1_only()
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .referer(false)
+        .connect_timeout(options.connect_timeout)
+        .pool_idle_timeout(options.pool_idle)
+        .http1_max_headers(HEADERS_MAX as usize)
+        .resolve_to_addrs("localhost", &loopback)
+        .connector_layer(CountConnects);
+    if !options.proxy_from_env {
+        builder = builder.no_proxy();
+    }
+    if !options.secure {
+        builder = builder.tls_certs_only([]); // no TLS is spoken: no roots are loaded
+    } else if let Some(ca) = &options.ca {
+        let roots = crate::identity::certificates(ca).map_err(ClientError::Roots)?;
+        let roots = roots
+            .iter()
+            .map(|root| reqwest::Certificate::from_der(root));
+        let roots = roots
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(ClientError::Build)?;
+        builder = builder.tls_certs_merge(roots);
+    }
+    builder.build().map_err(ClientError::Build)
+}
+
+/// Counts the connects that a call causes.
+#[derive(Clone, Copy, Debug)]
+struct CountConnects;
+
+impl<S> tower_layer::Layer<S> for CountConnects {
+    type Service = Counted<S>;
+
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted { inner }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Counted<S> {
+    inner: S,
+}
+
+impl<S, R> tower_service::Service<R> for Counted<S>
+where
+    S: tower_service::Service<R>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> S::Future {
+        // Outside a call's task (a connect finished in the background) there is nothing to count.
+        let _ = CONNECTS.try_with(|count| count.set(count.get() + 1));
+        self.inner.call(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(name: &str, value: &'static [u8]) -> Header {
+        Header {
+            name: name.to_owned(),
+            value: Bytes::from_static(value),
+        }
+    }
+
+    #[test]
+    fn base_and_path_join_without_doubling_or_dropping_a_segment() {
+        for (base, expected) in [
+            ("http://h:1", "http://h:1/v1/x?q=1"),
+            ("http://h:1/", "http://h:1/v1/x?q=1"),
+            ("http://h:1/v1", "http://h:1/v1/x?q=1"),
+            ("http://h:1/v1/", "http://h:1/v1/x?q=1"),
+            ("http://h:1/openai/v1", "http://h:1/openai/v1/x?q=1"),
+            ("https://h/openai", "https://h/openai/v1/x?q=1"),
+            ("http://[::1]:8/v2", "http://[::1]:8/v2/v1/x?q=1"),
+            ("http://h/x", "http://h/x/v1/x?q=1"),
+        ] {
+            let url = BaseUrl::parse(base).unwrap().join("/v1/x?q=1").unwrap();
+            assert_eq!(url.as_str(), expected, "{base}");
+        }
+        let base = BaseUrl::parse("http://h/v1").unwrap();
+        assert_eq!(base.join("/v1").unwrap().as_str(), "http://h/v1");
+        assert_eq!(base.join("/chat").unwrap().as_str(), "http://h/v1/chat");
+        assert_eq!(base.join("/v1x/y").unwrap().as_str(), "http://h/v1/v1x/y");
+    }
+
+    #[test]
+    fn a_path_that_would_leave_its_base_or_change_on_the_way_is_refused() {
+        let base = BaseUrl::parse("http://h:1/openai/v1").unwrap();
+        assert_eq!(base.join(""), Err(Rejection::PathMissing));
+        for bad in [
+            "v1/x",
+            "http://evil/v1",
+            "/../x",
+            "/v1/../../x",
+            "/a/%2e%2e/b",
+            "/a#b",
+            "/a b",
+            "/a\\b",
+            "/ä",
+            "/a\nb",
+            "/./a",
+            "*",
+        ] {
+            assert_eq!(base.join(bad), Err(Rejection::PathInvalid), "{bad:?}");
+        }
+        assert_eq!(base.join("//evil/x").unwrap().host_str(), Some("h"));
+    }
+
+    #[test]
+    fn a_base_url_is_http_and_nothing_but_a_place() {
+        for (text, expected) in [
+            ("h:80", BaseUrlError::NotHttp),
+            ("", BaseUrlError::NotAUrl),
+            ("/v1", BaseUrlError::NotAUrl),
+            ("ftp://h", BaseUrlError::NotHttp),
+            ("http://u@h", BaseUrlError::Surplus),
+            ("http://u:p@h", BaseUrlError::Surplus),
+            ("http://h/?a", BaseUrlError::Surplus),
+            ("http://h/#a", BaseUrlError::Surplus),
+        ] {
+            assert_eq!(BaseUrl::parse(text), Err(expected), "{text}");
+        }
+    }
+
+    /// Proves [P-61].
+    #[test]
+    fn p61_hop_headers_and_every_credential_slot_stay_behind() {
+        let sent = [
+            header("Content-Type", b"application/json"),
+            header("X-Tag", b"one"),
+            header("x-tag", b"tw\xf6"),
+            header("Connection", b"close, X-Private"),
+            header("X-Private", b"secret"),
+            header("Authorization", b"Bearer canary"),
+            header("X-API-Key", b"canary"),
+            header("api-key", b"canary"),
+            header("Cookie", b"canary"),
+            header("Proxy-Authorization", b"canary"),
+            header("Content-Length", b"7"),
+            header("Transfer-Encoding", b"chunked"),
+            header("Host", b"client.example"),
+            header("Expect", b"100-continue"),
+            header("TE", b"trailers"),
+            header("Upgrade", b"h2c"),
+        ];
+        let out = request_headers(&sent).unwrap();
+        let seen: Vec<_> = out
+            .iter()
+            .map(|(n, v)| (n.as_str(), v.as_bytes()))
+            .collect();
+        let expected: [(&str, &[u8]); 3] = [
+            ("content-type", b"application/json"),
+            ("x-tag", b"one"),
+            ("x-tag", b"tw\xf6"),
+        ];
+        assert_eq!(seen, expected);
+        let bad = |name, value| request_headers(&[header(name, value)]).unwrap_err();
+        assert_eq!(bad("a b", b"x"), Rejection::HeaderInvalid);
+        assert_eq!(bad("a", b"x\r\ny: z"), Rejection::HeaderInvalid);
+    }
+
+    #[test]
+    fn response_headers_keep_duplicates_and_lose_their_hop() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("set-cookie", "a"),
+            ("set-cookie", "b"),
+            ("content-length", "5"),
+            ("connection", "keep-alive, x-hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let names = |headers: &HeaderMap| {
+            let out = response_headers(headers).unwrap();
+            out.into_iter()
+                .map(|header| header.name)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(&headers),
+            ["set-cookie", "set-cookie", "content-length"]
+        );
+        headers.append("transfer-encoding", HeaderValue::from_static("chunked"));
+        assert_eq!(names(&headers), ["set-cookie", "set-cookie"]);
+    }
+
+    #[test]
+    fn a_head_that_does_not_fit_one_frame_is_refused() {
+        let value = "v".repeat(RESPONSE_START_BYTES_MAX as usize);
+        let mut headers = HeaderMap::new();
+        headers.append(
+            "x",
+            HeaderValue::try_from(&value[..value.len() / 2]).unwrap(),
+        );
+        assert!(response_headers(&headers).is_ok());
+        headers.append(
+            "x",
+            HeaderValue::try_from(&value[..value.len() / 2]).unwrap(),
+        );
+        assert_eq!(
+            response_headers(&headers).unwrap_err(),
+            ProviderError::HeadTooLarge
+        );
+    }
+}

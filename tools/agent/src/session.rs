@@ -1,0 +1,335 @@
+//! One session with the Edge: what arrives on a link, judged by what was sent and received before.
+//!
+//! Lives on: the main task. View: one link. Bound: two writer queues, `INBOUND_QUEUE` envelopes.
+use core::fmt;
+
+use iop_control::node::LinkId;
+use iop_control::node::supervisor::LinkEvent;
+use iop_proto::domain::{
+    CommandKind, ConfigRefreshRequest, ConfigRefreshResponse, GoAway, Message, NodeCommandRequest,
+    NodeCommandResponse, NodeConfig, NodeReadyRequest, NodeReadyResponse, RefreshStatus,
+    RegisterRequest, RegisterResponse, RunRequest, TunnelRequest,
+};
+use iop_proto::framing::{Envelope, Kind, MessageType};
+use iop_proto::limits::{NODE_BULK_QUEUE, NODE_CONTROL_QUEUE};
+use iop_proto::map::decode_shared;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::transport::{self, INBOUND_QUEUE, Inbound, LinkConfig, LinkEnd, Outbound, Ports};
+
+/// Why this node ends a session. All of it is the Edge's doing and retryable. `[A-11]`
+#[derive(Debug)]
+pub(crate) enum Fault {
+    Rejected {
+        reason: String,
+    },
+    /// An accepting RegisterResponse without node id or configuration. `[R-037]`
+    Incomplete,
+    NotReady {
+        reason: String,
+    },
+    /// A request before ready=true; nothing of it was executed. `[R-048]` `[S-70]`
+    BeforeReady(MessageType),
+    WrongDirection(MessageType),
+    Undecodable(MessageType),
+    /// An unknown type before registration. `[D-01]`
+    Unknown,
+    /// The writer's control queue is full: more requests than answers could be sent.
+    Flood,
+    /// The received configuration cannot be applied or started.
+    Apply(crate::adapters::ApplyError),
+    /// A bug of ours in one attempt; only ending the session returns its lease.
+    Attempt,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rejected { reason } => write!(f, "registration rejected: {}", said(reason)),
+            Self::Incomplete => f.write_str("registration accepted without node id or config"),
+            Self::NotReady { reason } => write!(f, "ready refused: {}", said(reason)),
+            Self::BeforeReady(kind) => write!(f, "{} before ready", kind.name()),
+            Self::WrongDirection(kind) => write!(f, "{} from an edge", kind.name()),
+            Self::Undecodable(kind) => write!(f, "undecodable {}", kind.name()),
+            Self::Unknown => f.write_str("unknown message before registration"),
+            Self::Flood => f.write_str("more requests than answers could be sent"),
+            Self::Apply(error) => write!(f, "configuration: {error}"),
+            Self::Attempt => f.write_str("an attempt failed internally"),
+        }
+    }
+}
+
+/// A peer's words as a log may show them: short, without control characters.
+fn said(reason: &str) -> String {
+    reason
+        .chars()
+        .take(200)
+        .flat_map(char::escape_debug)
+        .collect()
+}
+
+/// What an envelope means to the main task.
+#[derive(Debug)]
+pub(crate) enum Meaning {
+    /// Nothing, or nothing any more.
+    Nothing,
+    Progress(LinkEvent),
+    Tunnel(TunnelRequest),
+    Run(RunRequest),
+    Cancel(String),
+    Fault(Fault),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Nothing was sent.
+    Fresh,
+    Registering {
+        id: u64,
+    },
+    /// Accepted; configuration, adapters and handlers are being set up.
+    Accepted,
+    /// NodeReadyRequest was sent.
+    Readying {
+        id: u64,
+    },
+    Serving,
+}
+
+/// One link and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) link: LinkId,
+    pub(crate) task: JoinHandle<LinkEnd>,
+    pub(crate) inbound: mpsc::Receiver<Inbound>,
+    control: Option<mpsc::Sender<Outbound>>,
+    bulk: Option<mpsc::Sender<Outbound>>,
+    phase: Phase,
+    last_id: u64,
+    /// Identity the Edge returned. `[R-037]`
+    node_id: String,
+    config: Option<NodeConfig>,
+    /// Unknown envelopes after registration; ignored. `[D-01]`
+    pub(crate) unknown: u64,
+}
+
+impl Session {
+    /// Starts the link's task.
+    pub(crate) fn dial(link: LinkId, config: LinkConfig) -> Self {
+        let (inbound_in, inbound) = mpsc::channel(INBOUND_QUEUE);
+        let (control, control_out) = mpsc::channel(NODE_CONTROL_QUEUE);
+        let (bulk, bulk_out) = mpsc::channel(NODE_BULK_QUEUE);
+        let pongs = control.downgrade();
+        let ports = Ports {
+            inbound: inbound_in,
+            control: control_out,
+            bulk: bulk_out,
+            pongs,
+        };
+        let task = tokio::spawn(transport::run(config, ports));
+        Self {
+            link,
+            task,
+            inbound,
+            control: Some(control),
+            bulk: Some(bulk),
+            phase: Phase::Fresh,
+            last_id: 0,
+            node_id: String::new(),
+            config: None,
+            unknown: 0,
+        }
+    }
+
+    /// The session's bulk queue; `None` once the session is being closed.
+    pub(crate) const fn bulk(&self) -> Option<&mpsc::Sender<Outbound>> {
+        self.bulk.as_ref()
+    }
+
+    /// The configuration that came with the acceptance; once.
+    pub(crate) const fn take_config(&mut self) -> Option<NodeConfig> {
+        self.config.take()
+    }
+
+    /// Lets go of both queues: what is in them is written, then the link ends.
+    pub(crate) fn close(&mut self) {
+        self.control = None;
+        self.bulk = None;
+    }
+
+    /// First message on the connection. `[R-019]`
+    pub(crate) fn register(&mut self, node_id: &str) -> Result<(), Fault> {
+        let id = self.ask(Message::RegisterRequest(RegisterRequest {
+            node_id: node_id.to_owned(),
+            node_version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..RegisterRequest::default()
+        }))?;
+        self.phase = Phase::Registering { id };
+        Ok(())
+    }
+
+    /// Under the identity the Edge returned. `[R-037]`
+    pub(crate) fn ready(&mut self) -> Result<(), Fault> {
+        let node_id = self.node_id.clone();
+        let id = self.ask(Message::NodeReadyRequest(NodeReadyRequest { node_id }))?;
+        self.phase = Phase::Readying { id };
+        Ok(())
+    }
+
+    pub(crate) fn go_away(&self, grace_ms: u64) -> Result<(), Fault> {
+        let grace_ms = u32::try_from(grace_ms).unwrap_or(u32::MAX);
+        self.send(Outbound::one_way(Message::GoAway(GoAway { grace_ms })))
+    }
+
+    fn ask(&mut self, message: Message) -> Result<u64, Fault> {
+        self.last_id += 1;
+        self.send(Outbound {
+            id: self.last_id,
+            reply_to: 0,
+            message,
+        })?;
+        Ok(self.last_id)
+    }
+
+    fn send(&self, outbound: Outbound) -> Result<(), Fault> {
+        match self
+            .control
+            .as_ref()
+            .map(|control| control.try_send(outbound))
+        {
+            // A closed queue belongs to a link that has ended; that is reported on its own.
+            None | Some(Ok(()) | Err(mpsc::error::TrySendError::Closed(_))) => Ok(()),
+            Some(Err(mpsc::error::TrySendError::Full(_))) => Err(Fault::Flood),
+        }
+    }
+
+    /// What an envelope means in this phase.
+    pub(crate) fn read(&mut self, envelope: Envelope) -> Meaning {
+        self.judge(envelope).unwrap_or_else(Meaning::Fault)
+    }
+
+    fn judge(&mut self, envelope: Envelope) -> Result<Meaning, Fault> {
+        let Envelope {
+            id,
+            reply_to,
+            kind,
+            payload,
+        } = envelope;
+        let registered = !matches!(self.phase, Phase::Fresh | Phase::Registering { .. });
+        let kind = match kind {
+            Kind::Known(kind) if kind.from_edge() => kind,
+            Kind::Known(kind) => return Err(Fault::WrongDirection(kind)),
+            Kind::Unknown if registered => {
+                self.unknown += 1;
+                return Ok(Meaning::Nothing);
+            }
+            Kind::Unknown => return Err(Fault::Unknown),
+        };
+        let message = decode_shared(kind, payload).map_err(|_| Fault::Undecodable(kind))?;
+        match message {
+            Message::RegisterResponse(response) => self.registered(reply_to, response),
+            Message::NodeReadyResponse(response) => self.acknowledged(reply_to, response),
+            Message::CancelRequest(cancel) => Ok(Meaning::Cancel(cancel.run_id)),
+            Message::RunRequest(_)
+            | Message::TunnelRequest(_)
+            | Message::NodeCommandRequest(_)
+            | Message::ConfigRefreshRequest(_)
+                if self.phase != Phase::Serving =>
+            {
+                Err(Fault::BeforeReady(kind))
+            }
+            Message::RunRequest(request) => Ok(Meaning::Run(request)),
+            Message::TunnelRequest(request) => Ok(Meaning::Tunnel(request)),
+            Message::NodeCommandRequest(command) => self.command(id, command),
+            Message::ConfigRefreshRequest(refresh) => self.refresh(id, refresh),
+            // The Edge closes soon; this node goes on, and paces nothing. `[D-07]`
+            Message::GoAway(_) | Message::Window(_) | Message::Ping(_) | Message::Pong(_) => {
+                Ok(Meaning::Nothing)
+            }
+            Message::RegisterRequest(_)
+            | Message::NodeReadyRequest(_)
+            | Message::RunEvent(_)
+            | Message::TunnelFrame(_)
+            | Message::NodeCommandResponse(_)
+            | Message::ConfigRefreshResponse(_)
+            | Message::Features(_) => Err(Fault::WrongDirection(kind)),
+        }
+    }
+
+    /// An answer to nothing that is outstanding is dropped. `[wire §4.2]`
+    fn registered(&mut self, reply_to: u64, answer: RegisterResponse) -> Result<Meaning, Fault> {
+        if self.phase != (Phase::Registering { id: reply_to }) {
+            return Ok(Meaning::Nothing);
+        }
+        match answer {
+            RegisterResponse::Accepted {
+                node_id,
+                config: Some(config),
+            } if !node_id.is_empty() => {
+                self.phase = Phase::Accepted;
+                self.node_id = node_id;
+                self.config = Some(config);
+                Ok(Meaning::Progress(LinkEvent::Registered))
+            }
+            RegisterResponse::Accepted { .. } => Err(Fault::Incomplete),
+            RegisterResponse::Rejected { reason } => Err(Fault::Rejected { reason }),
+        }
+    }
+
+    fn acknowledged(&mut self, reply_to: u64, answer: NodeReadyResponse) -> Result<Meaning, Fault> {
+        if self.phase != (Phase::Readying { id: reply_to }) {
+            return Ok(Meaning::Nothing);
+        }
+        if !answer.ready {
+            return Err(Fault::NotReady {
+                reason: answer.reason,
+            });
+        }
+        self.phase = Phase::Serving;
+        Ok(Meaning::Progress(LinkEvent::Ready))
+    }
+
+    /// This version serves no command yet; an answer always comes. `[D-57]`
+    fn command(&self, id: u64, command: NodeCommandRequest) -> Result<Meaning, Fault> {
+        let NodeCommandRequest {
+            command_id, kind, ..
+        } = command;
+        let error = match kind {
+            CommandKind::Capabilities
+            | CommandKind::TransportStatus
+            | CommandKind::ProviderStatus
+            | CommandKind::Unknown(_) => "unsupported command".to_owned(),
+        };
+        let result = iop_proto::domain::Metadata::new();
+        let answer = NodeCommandResponse {
+            command_id,
+            kind,
+            error,
+            result,
+        };
+        let message = Message::NodeCommandResponse(answer);
+        self.send(Outbound {
+            id: 0,
+            reply_to: id,
+            message,
+        })?;
+        Ok(Meaning::Nothing)
+    }
+
+    /// A new configuration takes a new registration in this version: the answer says so. `[R-263]`
+    fn refresh(&self, id: u64, refresh: ConfigRefreshRequest) -> Result<Meaning, Fault> {
+        let answer = ConfigRefreshResponse {
+            request_id: refresh.request_id,
+            status: RefreshStatus::RestartRequired,
+            message: "this node applies configuration when it registers".to_owned(),
+        };
+        let message = Message::ConfigRefreshResponse(answer);
+        self.send(Outbound {
+            id: 0,
+            reply_to: id,
+            message,
+        })?;
+        Ok(Meaning::Nothing)
+    }
+}
