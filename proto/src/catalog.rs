@@ -39,7 +39,9 @@ impl Operation {
 
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|operation| operation.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|operation| operation.name() == name)
     }
 
     /// `ProviderTunnelRequest.operation` may carry this name; the others travel by path. `[R-097]` `[D-62]`
@@ -155,6 +157,8 @@ impl Category {
 
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Api, Self::LocalInference].into_iter().find(|kind| kind.name() == name)
+        [Self::Api, Self::LocalInference]
+            .into_iter()
+            .find(|kind| kind.name() == name)
     }
 }

@@ -121,7 +121,10 @@ pub struct ShardIndex(u8);
 impl ShardIndex {
     #[must_use]
     pub fn new(row: usize) -> Option<Self> {
-        u8::try_from(row).ok().filter(|&r| u32::from(r) < crate::limits::SHARDS_MAX).map(Self)
+        u8::try_from(row)
+            .ok()
+            .filter(|&r| u32::from(r) < crate::limits::SHARDS_MAX)
+            .map(Self)
     }
 
     #[must_use]
@@ -254,6 +257,9 @@ mod tests {
         assert_eq!(RunId::parse(nonce, id.as_bytes()), Some(run));
         assert_eq!(RunId::parse(BootNonce(1), id.as_bytes()), None);
         assert_eq!(RunId::parse(nonce, &id.as_bytes()[..31]), None);
-        assert_eq!(RunId::parse(nonce, b"FEDCBA987654321003abcdef12345678"), None);
+        assert_eq!(
+            RunId::parse(nonce, b"FEDCBA987654321003abcdef12345678"),
+            None
+        );
     }
 }
