@@ -19,7 +19,7 @@ pub const SESSIONS_PER_SHARD_MAX: u32 = 1_024;
 pub const CLIENTS_MAX_DEFAULT: u32 = 4_096;
 pub const CLIENTS_MAX_CEILING: u32 = 65_536;
 /// Run slots on one shard; a run id has 24 bits for the row. Bounds leases held on its sessions.
-pub const RUNS_PER_SHARD_MAX: u32 = 65_536;
+pub const RUNS_PER_SHARD_MAX: u32 = 16_384;
 /// Bytes of a configured name (node, provider, model, adapter, target).
 pub const NAME_BYTES_MAX: u32 = 256;
 
@@ -42,6 +42,9 @@ pub const ENVELOPE_TO_NODE_BYTES_MAX: u32 = 64 * 1024 * 1024;
 pub const ENVELOPE_TO_EDGE_BYTES_MAX: u32 = 64 * 1024 * 1024 + 4096;
 /// Node → Edge: what is assembled of one message; a BODY beyond it is cut through. `[D-02]`
 pub const ASSEMBLED_BYTES_MAX: u32 = 1024 * 1024;
+/// What may follow the body of a cut-through frame, frame and envelope together: the shard collects it
+/// to complete the check, within one carry buffer. A longer tail is assembled.
+pub const CUT_TAIL_BYTES_MAX: u32 = 8 * 1024;
 /// A RESPONSE_START beyond this is a violation. `[D-02]`
 pub const RESPONSE_START_BYTES_MAX: u32 = 256 * 1024;
 /// Our agent cuts BODY frames at this many bytes; a peer may send longer ones. `[D-02]`
@@ -76,13 +79,18 @@ pub const RECEIVE_BUFFER_BYTES: u32 =
     (4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES)).next_multiple_of(4096);
 pub const RECEIVE_BUFFERS: u32 = COMPLETIONS_PER_TURN_MAX // held by the turn in progress
     + COMPLETIONS_PER_TURN_MAX; // filled while that turn settles
-/// A client's receive: one record, so that a request body arrives in few completions.
-pub const CLIENT_RECEIVE_BYTES: u32 = RECORD_BYTES_MAX.next_multiple_of(4096);
+/// A client's receive: one record, so that a request body arrives in few completions, and one
+/// block, so that bytes which arrive too early fit in one.
+pub const CLIENT_RECEIVE_BYTES: u32 = BLOCK_BYTES;
 pub const CLIENT_RECEIVE_BUFFERS: u32 = COMPLETIONS_PER_TURN_MAX + COMPLETIONS_PER_TURN_MAX;
 /// Slices of one send; more are copied to pending. Two more frame the HTTP chunk. `[D-44]`
 pub const SLICES_PER_SEND_MAX: u32 = 62;
-/// Pooled block: one record and its frame. Pending output, request bodies, sealed records.
-pub const BLOCK_BYTES: u32 = (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES).next_multiple_of(64);
+/// Pooled block: any whole record. Pending output, request bodies, heads, carried records.
+pub const BLOCK_BYTES: u32 = RECORD_BYTES_MAX.next_multiple_of(64);
+/// Clients with bytes to send that one turn gathers before it submits in between.
+pub const GATHERS_PER_TURN_MAX: u32 = 256;
+/// Answers one session may be owed (register, ready) before it is closed as a flood.
+pub const REPLIES_PER_SESSION_MAX: u32 = 8;
 /// Output pool of an Edge, bytes, by default. `[D-06]`
 pub const OUTPUT_POOL_BYTES_DEFAULT: u64 = 256 * 1024 * 1024;
 /// A run's soft budget of pending output, bytes. `[D-06]`
@@ -95,6 +103,18 @@ pub const BODY_BYTES_MAX_DEFAULT: u32 = 32 * 1024 * 1024;
 /// A request head: longer is 431; its request line alone: longer is 414. `[D-14]`
 pub const HEAD_BYTES_MAX: u32 = 16 * 1024;
 pub const REQUEST_LINE_BYTES_MAX: u32 = 8 * 1024;
+/// Options one message's Connection fields may list: each header is compared with each of them.
+pub const CONNECTION_OPTIONS_MAX: u32 = 32;
+/// An inbound `x-request-id` longer than this is replaced by our own. `[D-26]`
+pub const REQUEST_ID_BYTES_MAX: u32 = 128;
+/// Digits of one chunk size: every `u64`, leading zeros included.
+pub const CHUNK_SIZE_DIGITS_MAX: u32 = 16;
+/// Chunk extensions of one body, bytes; skipped, never read.
+pub const CHUNK_EXTENSION_BYTES_MAX: u32 = 4 * 1024;
+/// Trailer section of one chunked body, bytes; skipped, never read.
+pub const TRAILER_BYTES_MAX: u32 = 8 * 1024;
+/// Nesting of a request's JSON: one bit each while its `model` is looked for.
+pub const JSON_DEPTH_MAX: u32 = 512;
 /// What is read of an unwanted body before the connection closes. `[D-42]`
 pub const DRAIN_BYTES_MAX: u32 = 64 * 1024;
 pub const DRAIN_MS_MAX: u32 = 1_000;
@@ -121,6 +141,10 @@ pub const REJECTED_READY_MS: u64 = 5_000;
 pub const DRAIN_TIMEOUT_MS: u64 = 60_000;
 /// A shard that does not answer control for this long is wedged. `[D-38]`
 pub const SHARD_ANSWER_MS: u64 = 5_000;
+/// Between a shard's answer and control's next question. `[D-38]`
+pub const SHARD_PING_MS: u64 = 1_000;
+/// Notices of nodes that nobody has taken yet; more are dropped.
+pub const NODE_NOTICES_MAX: u32 = 256;
 /// Handshakes in progress at once, before asymmetric work starts. `[D-04]`
 pub const HANDSHAKES_MAX: u32 = 64;
 
@@ -135,6 +159,24 @@ pub const GRANTS_PER_STEP_MAX: u32 = EFFECTS_PER_STEP_MAX / 2;
 // ── node agent ────────────────────────────────────────────────────────────────────────────────────
 pub const RECONNECT_INTERVAL_S_DEFAULT: i64 = 10;
 pub const RECONNECT_ATTEMPTS_DEFAULT: i64 = 10;
+/// Jitter only adds to the interval: a share of it. `[D-04]`
+pub const RECONNECT_JITTER_DEFAULT: f64 = 0.5;
+pub const RECONNECT_JITTER_MAX: f64 = 0.5;
+/// Each step of a handshake with the Edge: TCP, TLS, RegisterResponse, ready ack. `[A-08]`
+pub const HANDSHAKE_STEP_MS: u64 = 10_000;
+/// A draining node still serves what arrives for this long. `[D-07]`
+pub const NODE_DRAIN_WINDOW_MS: u64 = 1_000;
+/// Exit of a node with nothing to drain, from the signal. `[D-55]`
+pub const SHUTDOWN_MS: u64 = 5_000;
+/// Attempts of one agent that still own a run entry, whatever their gates allow.
+pub const ATTEMPTS_MAX: u32 = 65_536;
+/// Messages a session's writer holds in each of its two queues; a bulk one is at most a BODY frame.
+pub const NODE_CONTROL_QUEUE: usize = 256;
+pub const NODE_BULK_QUEUE: usize = 32;
+/// Idle provider connections live this long unless configured: below the 5 s of common servers. `[D-20]`
+pub const PROVIDER_IDLE_MS_DEFAULT: u32 = 3_500;
+/// Connecting to a provider, TLS included.
+pub const PROVIDER_CONNECT_MS_DEFAULT: u64 = 10_000;
 /// Attempts that wait for capacity, per agent. `[D-23]`
 pub const WAITING_ATTEMPTS_MAX: u32 = 1_024;
 /// G and H: close grace and health probe bound, ms. `[D-23]`
@@ -149,10 +191,13 @@ const _: () = {
     assert!(RECEIVE_BUFFERS <= 32_768 && CLIENT_RECEIVE_BUFFERS <= 32_768); // kernel's buffer-ring bound
     assert!(RECEIVE_BUFFER_BYTES >= 4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES));
     assert!(CLIENT_RECEIVE_BYTES >= RECORD_BYTES_MAX);
-    assert!(BLOCK_BYTES >= RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES);
+    assert!(BLOCK_BYTES >= RECORD_BYTES_MAX && BLOCK_BYTES >= HEAD_BYTES_MAX);
     assert!(RUNS_PER_SHARD_MAX <= 1 << 24); // run id
     assert!(SHARDS_MAX <= 256);
     assert!(NODES_MAX <= 65_536 && PROVIDERS_MAX <= 65_536 && MODELS_MAX <= 65_536);
     assert!(BODY_BYTES_MAX_DEFAULT < ENVELOPE_TO_NODE_BYTES_MAX);
     assert!(DEAD_MS >= 2 * HEARTBEAT_MS);
+    assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
+    assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans
+    assert!(JSON_DEPTH_MAX.is_multiple_of(64)); // whole words
 };
