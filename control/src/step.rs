@@ -3,7 +3,9 @@
 //! Lives on: both ends of a link. Bound: `Copy`, at most 64 bytes, indices and generations, no
 //! strings. No order holds between a shard's link to control and anything else.
 use iop_proto::catalog::Operation;
-use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, ProviderIndex, RunRef, SessionRef};
+use iop_proto::ids::{
+    ClientRef, ModelIndex, NodeIndex, ProviderIndex, RunRef, SessionRef, ShardIndex,
+};
 use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
@@ -109,8 +111,33 @@ pub enum Effect {
     /// End the run: withdraw it if it has not begun (then `NotSent`), else send CancelRequest and
     /// settle its client with `reason`; the lease stays held until the run's final report. `[D-63]`
     Cancel { run: RunRef, reason: Reason },
-    /// Are you alive? `[D-38]`
+    /// Are you alive? `[D-38]` The token's low 8 bits are the shard's index.
     Ping { token: u64 },
+    /// The Edge is going: no new requests, GoAway to ready nodes; what runs may finish. `[D-07]`
+    Drain { shard: ShardIndex, grace_ms: u32 },
+    /// The grace is over: what still runs ends now. `[D-07]` `[D-10]`
+    Stop { shard: ShardIndex },
+}
+
+impl Effect {
+    /// The shard this goes to: of the session, of the client where it waits, or of the run.
+    ///
+    /// # Panics
+    /// For a ping token that control did not make.
+    #[must_use]
+    pub fn shard(&self) -> ShardIndex {
+        match *self {
+            Self::RegisterReply { session, .. }
+            | Self::ReadyReply { session, .. }
+            | Self::Close { session, .. } => session.shard,
+            Self::Grant { client, .. } | Self::Refuse { client, .. } => client.shard,
+            Self::Cancel { run, .. } => run.shard,
+            Self::Drain { shard, .. } | Self::Stop { shard } => shard,
+            Self::Ping { token } => {
+                crate::edge::ping_shard(token).expect("control's own tokens name a shard")
+            }
+        }
+    }
 }
 
 // Both cross a ring by copy: one cache line or less.

@@ -1,1 +1,16 @@
-//! stub
+//! The Edge: front, shards, control thread, cold thread, and what `iop edge` runs.
+pub mod admin;
+pub mod alloc;
+pub mod cold;
+pub mod config;
+pub mod control_thread;
+pub mod edge;
+pub mod front;
+pub mod guard;
+pub mod keys;
+pub mod lanes;
+pub mod metrics;
+pub mod shard;
+pub mod surface;
+pub mod text;
+pub mod tls;

@@ -1,0 +1,238 @@
+//! The thread around `Control`: events in, one step at a time, effects out.
+//!
+//! Lives on: the control thread. View: the whole Edge. Bound: `EVENTS_PER_LINK_TURN_MAX` events of a
+//! link per turn, links in turn; room for one whole step on every link before an event is taken.
+//!
+//! Only control reserves: a shard drains its effects without needing room of its own, so room comes
+//! back and two full rings cannot wait for each other. `[D-48]`
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use iop_control::edge::{Control, NodeChange};
+use iop_control::step::{Effect, Out};
+use iop_proto::ids::{Now, ShardIndex};
+use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX};
+use tracing::{error, info};
+
+use crate::admin::SnapshotRequest;
+use crate::lanes::{ControlEnd, Waker};
+use crate::metrics::ControlMetrics;
+use crate::shard::uring::{Completion, Kind, Ring, RingError};
+
+/// Longest sleep, ms: what the published counters may be late by.
+const SLEEP_MS: u64 = 1_000;
+/// A full link is looked at again after this long: its shard makes room without ringing.
+const FULL_MS: u64 = 1;
+/// Ticks of one turn: each is a whole step.
+const TICKS_PER_TURN_MAX: usize = 16;
+
+/// What an operator asks of control.
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// Tell every shard to finish what runs. `[D-07]`
+    Drain { grace_ms: u32 },
+    /// Tell every shard to end what still runs.
+    Stop,
+}
+
+/// What the thread is given.
+#[derive(Debug)]
+pub struct ControlParts {
+    pub control: Control,
+    pub links: Vec<ControlEnd>,
+    pub waker: Waker,
+    pub snapshots: Receiver<SnapshotRequest>,
+    pub commands: Receiver<Command>,
+    pub metrics: ControlMetrics,
+    pub started: Instant,
+}
+
+/// The running control thread's state.
+#[derive(Debug)]
+pub struct Runner {
+    parts: ControlParts,
+    ring: Ring,
+    inbox: Vec<Completion>,
+    out: Out,
+    now: Now,
+    /// The link whose turn it is. Kept across turns, so that running out of room favours nobody.
+    next: usize,
+    /// Links that got effects since their shard was rung.
+    unrung: Vec<bool>,
+}
+
+impl Runner {
+    /// Makes the thread's ring.
+    ///
+    /// # Errors
+    /// When the kernel refuses one.
+    pub fn new(parts: ControlParts) -> Result<Self, RingError> {
+        Ok(Self {
+            ring: Ring::new()?,
+            inbox: Vec::with_capacity(64),
+            out: Out::default(),
+            now: Now::default(),
+            next: 0,
+            unrung: vec![false; parts.links.len()],
+            parts,
+        })
+    }
+
+    /// Runs for ever.
+    pub fn run(mut self) -> ! {
+        let wake = self.parts.waker.clone();
+        self.ring.read_wake(wake.fd().as_raw_fd());
+        loop {
+            let timeout = self.sleep_for();
+            self.ring.submit_and_wait(timeout);
+            wake.awake();
+            self.inbox.clear();
+            self.ring.reap(&mut self.inbox);
+            if self
+                .inbox
+                .iter()
+                .any(|done| done.token.kind() == Kind::Wake)
+            {
+                self.ring.read_wake(wake.fd().as_raw_fd());
+            }
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        let elapsed = self.parts.started.elapsed().as_nanos();
+        self.now = Now::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX)).max(self.now);
+        for _ in 0..self.parts.links.len() {
+            if !self.has_room() {
+                break; // this link keeps its place
+            }
+            self.serve(self.next);
+            self.next = (self.next + 1) % self.parts.links.len();
+        }
+        self.ticks();
+        self.commands();
+        for (link, unrung) in self.parts.links.iter().zip(&mut self.unrung) {
+            if std::mem::take(unrung) {
+                link.shard.ring();
+            }
+        }
+        while let Ok(request) = self.parts.snapshots.try_recv() {
+            request.answer(self.parts.control.snapshot(self.now));
+        }
+        self.observe();
+    }
+
+    fn serve(&mut self, link: usize) {
+        for _ in 0..EVENTS_PER_LINK_TURN_MAX {
+            if !self.has_room() {
+                return;
+            }
+            let Some(event) = self.parts.links[link].events.pop() else {
+                return;
+            };
+            self.parts.control.handle(self.now, event, &mut self.out);
+            self.push_effects();
+        }
+    }
+
+    fn ticks(&mut self) {
+        for _ in 0..TICKS_PER_TURN_MAX {
+            let due = self
+                .parts
+                .control
+                .next_deadline()
+                .is_some_and(|at| at <= self.now);
+            if !(due || self.parts.control.has_pending()) || !self.has_room() {
+                return;
+            }
+            self.parts.control.tick(self.now, &mut self.out);
+            self.push_effects();
+        }
+    }
+
+    fn commands(&mut self) {
+        while self.has_room() {
+            let Ok(command) = self.parts.commands.try_recv() else {
+                return;
+            };
+            for row in 0..self.parts.links.len() {
+                let shard = ShardIndex::new(row).expect("as many shards as were configured");
+                let effect = match command {
+                    Command::Drain { grace_ms } => Effect::Drain { shard, grace_ms },
+                    Command::Stop => Effect::Stop { shard },
+                };
+                push(&mut self.parts.links, &mut self.unrung, effect);
+            }
+        }
+    }
+
+    fn push_effects(&mut self) {
+        for effect in self.out.drain() {
+            push(&mut self.parts.links, &mut self.unrung, effect);
+        }
+    }
+
+    /// Any step may address any link, so each needs room for a whole step.
+    fn has_room(&mut self) -> bool {
+        let room = EFFECTS_PER_STEP_MAX as usize;
+        self.parts
+            .links
+            .iter_mut()
+            .all(|link| link.effects.free() >= room)
+    }
+
+    fn sleep_for(&mut self) -> Duration {
+        if !self.has_room() {
+            return Duration::from_millis(FULL_MS);
+        }
+        if self.parts.control.has_pending() {
+            return Duration::ZERO;
+        }
+        self.parts.waker.prepare();
+        let waiting = self
+            .parts
+            .links
+            .iter_mut()
+            .any(|link| !link.events.is_empty());
+        if waiting || !self.parts.snapshots.is_empty() || !self.parts.commands.is_empty() {
+            return Duration::ZERO;
+        }
+        let longest = Duration::from_millis(SLEEP_MS);
+        let elapsed = self.parts.started.elapsed();
+        self.parts.control.next_deadline().map_or(longest, |at| {
+            Duration::from_nanos(at.as_nanos())
+                .saturating_sub(elapsed)
+                .min(longest)
+        })
+    }
+
+    /// Publishes counters and says what changed; nothing here decides anything.
+    fn observe(&mut self) {
+        self.parts.metrics.copy(self.parts.control.counters());
+        let names = std::sync::Arc::clone(self.parts.control.names());
+        for notice in self.parts.control.take_events() {
+            let node = names.node(notice.node).id.as_str();
+            match notice.change {
+                NodeChange::Connected => info!(node, "node connected"),
+                NodeChange::Disconnected { cause } => {
+                    info!(node, cause = cause.label(), "node disconnected");
+                }
+            }
+        }
+        if let Some(shard) = self.parts.control.wedged() {
+            error!(
+                shard = shard.row(),
+                "the shard does not answer; the Edge ends"
+            );
+            std::process::abort();
+        }
+    }
+}
+
+fn push(links: &mut [ControlEnd], unrung: &mut [bool], effect: Effect) {
+    let row = effect.shard().row();
+    let pushed = links[row].effects.push(effect);
+    pushed.expect("room was reserved before the event was taken");
+    unrung[row] = true;
+}

@@ -1,0 +1,465 @@
+//! `iop edge`: starts every thread of an Edge, waits for a signal, drains.
+//!
+//! Lives on: the calling thread. Bound: one Edge; start-up ends with everything open or an error that
+//! names what could not be had.
+use std::fmt;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::{Sender, bounded};
+use iop_control::edge::Control;
+use iop_proto::ids::{BootNonce, Now, ShardIndex};
+use iop_proto::reason::Reason;
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::admin::{self, Admin, AdminError, Readiness};
+use crate::alloc::{Role, set_role};
+use crate::cold::access_log::AccessLog;
+use crate::config::EdgeConfig;
+use crate::control_thread::{Command, ControlParts, Runner};
+use crate::front::{self, FrontConfig, FrontHooks, NodeSecurity, PeerKind};
+use crate::guard::abort_on_unwind;
+use crate::keys::KeyTable;
+use crate::lanes::{Waker, link};
+use crate::metrics::{
+    ControlMetrics, Exposition, FrontMetric, FrontMetrics, ShardMetric, ShardMetrics, ShardReader,
+};
+use crate::shard::uring::RingError;
+use crate::shard::{Shard, ShardConfig, ShardParts};
+use crate::surface::openai::ModelCatalog;
+use crate::tls::handshake::{PkiError, client_server_config, node_server_config};
+
+/// Commands that may wait for control.
+const COMMANDS: usize = 4;
+/// How often a drain looks whether it is done.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
+/// What ends of streams may take after the grace, before the process goes. `[D-55]`
+const STOP_WAIT: Duration = Duration::from_millis(1_000);
+
+/// Why an Edge did not start.
+#[derive(Debug)]
+pub enum EdgeError {
+    Bind {
+        what: &'static str,
+        address: SocketAddr,
+        source: io::Error,
+    },
+    Pki(PkiError),
+    Ring {
+        thread: &'static str,
+        source: RingError,
+    },
+    Admin(AdminError),
+    Thread {
+        what: &'static str,
+        source: io::Error,
+    },
+    Random,
+}
+
+impl fmt::Display for EdgeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bind {
+                what,
+                address,
+                source,
+            } => write!(f, "{what} {address}: {source}"),
+            Self::Pki(error) => error.fmt(f),
+            Self::Ring { thread, source } => write!(f, "{thread}: {source}"),
+            Self::Admin(error) => error.fmt(f),
+            Self::Thread { what, source } => write!(f, "{what}: {source}"),
+            Self::Random => f.write_str("the system gives no random bytes"),
+        }
+    }
+}
+
+impl std::error::Error for EdgeError {}
+
+/// The front's questions and counts, answered from the shards' mirrors.
+struct Hooks {
+    metrics: FrontMetrics,
+    shards: Vec<ShardReader>,
+}
+
+impl FrontHooks for Hooks {
+    fn load(&self, kind: PeerKind, shard: usize) -> u64 {
+        self.shards[shard].get(match kind {
+            PeerKind::Node => ShardMetric::Sessions,
+            PeerKind::Client => ShardMetric::Clients,
+        })
+    }
+
+    fn clients_released(&self) -> u64 {
+        self.shards
+            .iter()
+            .map(|shard| {
+                // The gauge first: a client taken in between is then counted as open, not as gone.
+                let open = shard.get(ShardMetric::Clients);
+                shard.get(ShardMetric::ClientsTaken).saturating_sub(open)
+            })
+            .sum()
+    }
+
+    fn accepted(&mut self, kind: PeerKind) {
+        self.metrics.inc(match kind {
+            PeerKind::Node => FrontMetric::NodesAccepted,
+            PeerKind::Client => FrontMetric::ClientsAccepted,
+        });
+        self.metrics.inc(FrontMetric::HandshakesInProgress);
+    }
+
+    fn handed_over(&mut self, kind: PeerKind) {
+        self.metrics.inc(match kind {
+            PeerKind::Node => FrontMetric::NodeHandshakes,
+            PeerKind::Client => FrontMetric::ClientHandshakes,
+        });
+        self.metrics.dec(FrontMetric::HandshakesInProgress);
+    }
+
+    fn refused(&mut self, _kind: PeerKind, reason: Reason) {
+        self.metrics.reason(reason);
+        self.metrics.dec(FrontMetric::HandshakesInProgress);
+    }
+
+    fn accept_paused(&mut self, _kind: PeerKind) {
+        self.metrics.inc(FrontMetric::DescriptorsExhausted);
+    }
+}
+
+/// Runs an Edge until SIGTERM or SIGINT, then drains it. Logging is set up by the caller.
+///
+/// # Errors
+/// What could not be had at start. After that the Edge ends by signal alone.
+pub fn run(config: EdgeConfig) -> Result<(), EdgeError> {
+    let edge = start(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| EdgeError::Thread {
+            what: "signal runtime",
+            source,
+        })?;
+    runtime
+        .block_on(serve(edge))
+        .map_err(|source| EdgeError::Thread {
+            what: "signals",
+            source,
+        })
+}
+
+/// A running Edge, as its main thread holds it.
+struct Edge {
+    front: front::FrontHandle,
+    admin: admin::AdminHandle,
+    readiness: admin::ReadinessWriter,
+    commands: Sender<Command>,
+    control: Waker,
+    shards: Vec<ShardReader>,
+    access: AccessLog,
+    drain_ms: u64,
+}
+
+fn random_u64(random: &SystemRandom) -> Result<u64, EdgeError> {
+    let mut bytes = [0; 8];
+    random.fill(&mut bytes).map_err(|_| EdgeError::Random)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn bind(what: &'static str, address: SocketAddr) -> Result<std::net::TcpListener, EdgeError> {
+    front::bind(address).map_err(|source| EdgeError::Bind {
+        what,
+        address,
+        source,
+    })
+}
+
+fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
+    let unix = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let unix = i64::try_from(unix).unwrap_or(i64::MAX);
+    let node_security = match &config.pki {
+        Some(files) => NodeSecurity::Tls {
+            tls: node_server_config(files, &config.trust_domain, &config.edge_name, unix)
+                .map_err(EdgeError::Pki)?,
+            trust_domain: config.trust_domain.clone(),
+        },
+        None => NodeSecurity::InsecurePlaintext,
+    };
+    let client_tls = match &config.clients_tls {
+        Some(files) => Some(client_server_config(files, unix).map_err(EdgeError::Pki)?),
+        None => None,
+    };
+    let nodes = bind("node listener", config.nodes_listen)?;
+    let clients = bind("client listener", config.clients_listen)?;
+    let admin_listener = admin::bind(config.admin_listen).map_err(EdgeError::Admin)?;
+    let addresses = [&nodes, &clients].map(|listener| listener.local_addr().ok());
+
+    let started = Instant::now();
+    let control_waker = waker()?;
+    let (status, snapshots) = {
+        let control = control_waker.clone();
+        admin::status_lane(move || control.ring())
+    };
+    let (commands, command_rx) = bounded(COMMANDS);
+    let threads = Threads {
+        config: &config,
+        started,
+        control: &control_waker,
+    };
+    let (shards, doors, links, access) = threads.shards()?;
+    let (control_metrics, control_reader) = ControlMetrics::new();
+    threads.control(ControlParts {
+        control: Control::new(Arc::clone(&config.names), links.len(), Now::default()),
+        links,
+        waker: control_waker.clone(),
+        snapshots,
+        commands: command_rx,
+        metrics: control_metrics,
+        started,
+    })?;
+
+    let (mut front_metrics, front_reader) = FrontMetrics::new();
+    front_metrics.set(FrontMetric::NodeListenerOpen, 1);
+    front_metrics.set(FrontMetric::ClientListenerOpen, 1);
+    let (mut readiness, ready) = admin::readiness();
+    let core = config
+        .cores
+        .get(config.shards as usize + 1)
+        .map(|&core| core as usize);
+    let front = front::spawn(
+        FrontConfig {
+            nodes,
+            clients,
+            node_security,
+            client_tls,
+            names: Arc::clone(&config.names),
+            clients_max: config.limits.clients_max,
+            handshakes_max: config.limits.handshakes_max,
+            handshake_ms: config.timeouts.handshake_ms,
+            dead_ms: config.timeouts.dead_ms,
+            core,
+        },
+        doors,
+        Hooks {
+            metrics: front_metrics,
+            shards: shards.clone(),
+        },
+    )
+    .map_err(|source| EdgeError::Thread {
+        what: "front",
+        source,
+    })?;
+    let exposition = Exposition::new(shards.clone(), front_reader, control_reader);
+    let admin = admin::spawn(
+        admin_listener,
+        Admin {
+            exposition,
+            readiness: ready,
+            status,
+        },
+    )
+    .map_err(EdgeError::Admin)?;
+    readiness.set(Readiness::Ready);
+    let [nodes, clients] = addresses;
+    info!(?nodes, ?clients, admin = %config.admin_listen, shards = shards.len(), "edge ready");
+    Ok(Edge {
+        front,
+        admin,
+        readiness,
+        commands,
+        control: control_waker,
+        shards,
+        access,
+        drain_ms: config.timeouts.drain_ms,
+    })
+}
+
+fn waker() -> Result<Waker, EdgeError> {
+    Waker::new().map_err(|source| EdgeError::Thread {
+        what: "eventfd",
+        source,
+    })
+}
+
+type ShardSide = (
+    Vec<ShardReader>,
+    Vec<front::ShardDoor>,
+    Vec<crate::lanes::ControlEnd>,
+    AccessLog,
+);
+
+/// What the threads of an Edge are made from.
+struct Threads<'a> {
+    config: &'a EdgeConfig,
+    started: Instant,
+    control: &'a Waker,
+}
+
+impl Threads<'_> {
+    fn shards(&self) -> Result<ShardSide, EdgeError> {
+        let count = self.config.shards as usize;
+        let random = SystemRandom::new();
+        let nonce = BootNonce(random_u64(&random)?);
+        let keys = Arc::new(KeyTable::new(&self.config.keys));
+        let catalog = Arc::new(ModelCatalog::new(&self.config.names));
+        let (access, sinks) = AccessLog::spawn(
+            self.config.log.access,
+            count,
+            Arc::clone(&self.config.names),
+            SystemTime::now(),
+            Box::new(io::stdout()),
+        )
+        .map_err(|source| EdgeError::Thread {
+            what: "access log",
+            source,
+        })?;
+        let (mut readers, mut doors, mut links) = (Vec::new(), Vec::new(), Vec::new());
+        for (row, access) in sinks.into_iter().enumerate() {
+            let waker = waker()?;
+            let (lanes, control_end) = link(&waker, self.control);
+            let (door, arrivals) = front::door(waker.clone());
+            let (metrics, reader) = ShardMetrics::new();
+            let parts = ShardParts {
+                index: ShardIndex::new(row).expect("shards are checked by the configuration"),
+                config: ShardConfig::new(self.config),
+                keys: Arc::clone(&keys),
+                catalog: Arc::clone(&catalog),
+                nonce,
+                request_seed: random_u64(&random)?,
+                started: self.started,
+                lanes,
+                arrivals,
+                waker,
+                metrics,
+                access,
+            };
+            self.spawn(
+                row,
+                "shard",
+                Role::Shard,
+                move || Shard::new(parts),
+                |shard| shard.run(),
+            )?;
+            readers.push(reader);
+            doors.push(door);
+            links.push(control_end);
+        }
+        Ok((readers, doors, links, access))
+    }
+
+    fn control(&self, parts: ControlParts) -> Result<(), EdgeError> {
+        let row = self.config.shards as usize;
+        self.spawn(
+            row,
+            "control",
+            Role::Control,
+            move || Runner::new(parts),
+            |runner| runner.run(),
+        )
+    }
+
+    /// Starts a thread, makes its state there (a ring belongs to its thread), and waits until it runs.
+    fn spawn<T>(
+        &self,
+        row: usize,
+        what: &'static str,
+        role: Role,
+        make: impl FnOnce() -> Result<T, RingError> + Send + 'static,
+        run: impl FnOnce(T) -> core::convert::Infallible + Send + 'static,
+    ) -> Result<(), EdgeError> {
+        let core = self.config.cores.get(row).copied();
+        let (made_tx, made) = bounded(1);
+        let body = move || {
+            abort_on_unwind(|| {
+                set_role(role);
+                if let Some(core) = core
+                    && let Err(error) = crate::shard::uring::pin(core)
+                {
+                    warn!(what, core, %error, "thread not pinned");
+                }
+                match make() {
+                    Ok(state) => {
+                        // The spawner waits for exactly this one value.
+                        let _spawner_gone = made_tx.send(Ok(()));
+                        run(state);
+                    }
+                    Err(error) => {
+                        let _spawner_gone = made_tx.send(Err(error));
+                    }
+                }
+            });
+        };
+        std::thread::Builder::new()
+            .name(format!("iop-{what}"))
+            .spawn(body)
+            .map_err(|source| EdgeError::Thread { what, source })?;
+        match made.recv() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(source)) => Err(EdgeError::Ring {
+                thread: what,
+                source,
+            }),
+            Err(_) => Err(EdgeError::Thread {
+                what,
+                source: io::Error::other("the thread ended"),
+            }),
+        }
+    }
+}
+
+/// Waits for a signal, then drains: a second signal ends at once. `[D-07]` `[D-55]`
+async fn serve(mut edge: Edge) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!(drain_ms = edge.drain_ms, "draining");
+    edge.readiness.set(Readiness::Draining);
+    edge.front.close_clients();
+    let grace_ms = u32::try_from(edge.drain_ms).unwrap_or(u32::MAX);
+    edge.command(Command::Drain { grace_ms });
+    tokio::select! {
+        () = edge.drained(Duration::from_millis(edge.drain_ms)) => {}
+        _ = terminate.recv() => warn!("second signal: ending at once"),
+        _ = interrupt.recv() => warn!("second signal: ending at once"),
+    }
+    edge.command(Command::Stop);
+    edge.drained(STOP_WAIT).await;
+    edge.admin.stop();
+    edge.access.stop();
+    info!("edge stopped");
+    io::stdout().flush()
+}
+
+impl Edge {
+    fn command(&self, command: Command) {
+        if self.commands.try_send(command).is_err() {
+            warn!("control takes no command");
+        }
+        self.control.ring();
+    }
+
+    /// Until no client is left, at most `limit`.
+    async fn drained(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline {
+            let open: u64 = self
+                .shards
+                .iter()
+                .map(|shard| shard.get(ShardMetric::Clients))
+                .sum();
+            if open == 0 {
+                return;
+            }
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! HOT. Pools of a shard: blocks in chains, and single blocks.
+//!
+//! Lives on: one shard. Bound: each pool is made once with a fixed number of blocks; an empty pool
+//! is an answer (`None`, `Dry`), never growth. The memory is taken zeroed from the system at start,
+//! so that the kernel commits a page when it is first touched, and lives as long as the process.
+use iop_proto::limits::BLOCK_BYTES;
+
+/// The pool has no block left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dry;
+
+/// Blocks handed out one by one, each as the slice it is.
+#[derive(Debug)]
+pub struct Pool {
+    free: Vec<&'static mut [u8]>,
+    count: usize,
+}
+
+impl Pool {
+    #[must_use]
+    pub fn new(count: usize, block_bytes: usize) -> Self {
+        let region: &'static mut [u8] = vec![0; count * block_bytes].leak();
+        let mut free: Vec<_> = region.chunks_exact_mut(block_bytes).collect();
+        free.reverse(); // the lowest is taken first: fewest pages touched
+        Self { free, count }
+    }
+
+    pub fn take(&mut self) -> Option<&'static mut [u8]> {
+        self.free.pop()
+    }
+
+    /// Takes back a block of this pool.
+    pub fn give(&mut self, block: &'static mut [u8]) {
+        debug_assert!(self.free.len() < self.count, "a block came back twice");
+        self.free.push(block);
+    }
+
+    /// Blocks handed out.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.count - self.free.len()
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// What a block of a chain holds: bytes `start..end`, and the block behind it.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    next: u32,
+    start: u32,
+    end: u32,
+}
+
+/// Blocks that form chains. A chain is a queue of bytes; several chains share the pool.
+#[derive(Debug)]
+pub struct Chains {
+    region: &'static mut [u8],
+    links: Vec<Link>,
+    free: u32,
+    used: u32,
+    /// Blocks this pool may hand out.
+    count: u32,
+}
+
+/// A queue of bytes in blocks of one `Chains`.
+///
+/// `head..tail` are linked blocks, all but the last full up to what their writer put there;
+/// `bytes` is the sum of their `end - start`.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    head: u32,
+    tail: u32,
+    bytes: u64,
+}
+
+impl Default for Chain {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl Chain {
+    pub const EMPTY: Self = Self {
+        head: NONE,
+        tail: NONE,
+        bytes: 0,
+    };
+
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Bytes in the chain.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The chain's content, leaving it empty: how a chain moves to another owner.
+    #[must_use]
+    pub const fn take(&mut self) -> Self {
+        core::mem::replace(self, Self::EMPTY)
+    }
+}
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+impl Chains {
+    #[must_use]
+    pub fn new(blocks: u32) -> Self {
+        let links = (0..blocks)
+            .map(|row| Link {
+                next: if row + 1 < blocks { row + 1 } else { NONE },
+                start: 0,
+                end: 0,
+            })
+            .collect();
+        Self {
+            region: vec![0; blocks as usize * BLOCK].leak(),
+            links,
+            free: if blocks == 0 { NONE } else { 0 },
+            used: 0,
+            count: blocks,
+        }
+    }
+
+    /// Blocks handed out.
+    #[must_use]
+    pub const fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Blocks in all.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Blocks that can still be taken.
+    #[must_use]
+    pub const fn left(&self) -> u32 {
+        self.count - self.used
+    }
+
+    fn grow(&mut self, chain: &mut Chain) -> Result<usize, Dry> {
+        let row = self.free;
+        if row == NONE {
+            return Err(Dry);
+        }
+        self.free = self.links[row as usize].next;
+        self.used += 1;
+        self.links[row as usize] = Link {
+            next: NONE,
+            start: 0,
+            end: 0,
+        };
+        if chain.head == NONE {
+            chain.head = row;
+        } else {
+            self.links[chain.tail as usize].next = row;
+        }
+        chain.tail = row;
+        Ok(row as usize)
+    }
+
+    /// Free bytes at the end of the chain's last block.
+    fn tail_room(&self, chain: &Chain) -> usize {
+        if chain.tail == NONE {
+            0
+        } else {
+            BLOCK - self.links[chain.tail as usize].end as usize
+        }
+    }
+
+    /// Contiguous room of at least `least` bytes at the chain's end; a new block if need be.
+    ///
+    /// # Errors
+    /// When a new block is needed and none is left.
+    pub fn room(&mut self, chain: &mut Chain, least: usize) -> Result<&mut [u8], Dry> {
+        debug_assert!(least <= BLOCK);
+        let row = if self.tail_room(chain) >= least.max(1) {
+            chain.tail as usize
+        } else {
+            self.grow(chain)?
+        };
+        let end = self.links[row].end as usize;
+        Ok(&mut self.region[row * BLOCK + end..(row + 1) * BLOCK])
+    }
+
+    /// The first `bytes` of what `room` gave are now part of the chain.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a block is shorter than 2^32"
+    )]
+    pub fn commit(&mut self, chain: &mut Chain, bytes: usize) {
+        let link = &mut self.links[chain.tail as usize];
+        link.end += bytes as u32;
+        debug_assert!(link.end <= BLOCK_BYTES);
+        chain.bytes += bytes as u64;
+    }
+
+    /// Appends a copy of `bytes`.
+    ///
+    /// # Errors
+    /// When the pool runs dry; what was appended until then stays.
+    pub fn append(&mut self, chain: &mut Chain, mut bytes: &[u8]) -> Result<(), Dry> {
+        while !bytes.is_empty() {
+            let room = self.room(chain, 1)?;
+            let part = room.len().min(bytes.len());
+            room[..part].copy_from_slice(&bytes[..part]);
+            self.commit(chain, part);
+            bytes = &bytes[part..];
+        }
+        Ok(())
+    }
+
+    /// The chain's first contiguous bytes; empty when the chain is.
+    #[must_use]
+    pub fn front(&self, chain: &Chain) -> &[u8] {
+        if chain.head == NONE {
+            return &[];
+        }
+        let row = chain.head as usize;
+        let link = self.links[row];
+        &self.region[row * BLOCK + link.start as usize..row * BLOCK + link.end as usize]
+    }
+
+    /// Drops the chain's first `bytes`.
+    #[expect(clippy::cast_possible_truncation, reason = "part of a block")]
+    pub fn consume(&mut self, chain: &mut Chain, mut bytes: usize) {
+        debug_assert!(bytes as u64 <= chain.bytes);
+        chain.bytes -= bytes as u64;
+        while chain.head != NONE {
+            let row = chain.head as usize;
+            let link = &mut self.links[row];
+            let held = (link.end - link.start) as usize;
+            if bytes < held {
+                link.start += bytes as u32;
+                return;
+            }
+            bytes -= held;
+            let next = link.next;
+            self.free_block(chain.head);
+            chain.head = next;
+        }
+        chain.tail = NONE;
+        debug_assert!(bytes == 0);
+    }
+
+    fn free_block(&mut self, row: u32) {
+        self.links[row as usize].next = self.free;
+        self.free = row;
+        self.used -= 1;
+    }
+
+    /// Returns every block of the chain.
+    pub fn clear(&mut self, chain: &mut Chain) {
+        let mut row = chain.head;
+        while row != NONE {
+            let next = self.links[row as usize].next;
+            self.free_block(row);
+            row = next;
+        }
+        *chain = Chain::EMPTY;
+    }
+
+    /// Visits the chain's contiguous pieces, front to back.
+    pub fn pieces<'a>(&'a self, chain: &Chain) -> impl Iterator<Item = &'a [u8]> + 'a {
+        let mut row = chain.head;
+        core::iter::from_fn(move || {
+            if row == NONE {
+                return None;
+            }
+            let at = row as usize * BLOCK;
+            let link = self.links[row as usize];
+            row = link.next;
+            Some(&self.region[at + link.start as usize..at + link.end as usize])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_a_queue_of_bytes_and_gives_every_block_back() {
+        let mut pool = Chains::new(4);
+        let (mut a, mut b) = (Chain::EMPTY, Chain::EMPTY);
+        let bytes: Vec<u8> = (0..BLOCK * 2 + 100).map(|n| n as u8).collect();
+        pool.append(&mut a, &bytes).unwrap();
+        assert_eq!((pool.used(), a.bytes()), (3, bytes.len() as u64));
+        pool.append(&mut b, b"other").unwrap();
+        assert_eq!(pool.append(&mut b, &vec![0; BLOCK]), Err(Dry));
+        assert_eq!(b.bytes(), BLOCK as u64); // what fitted stays
+        let mut seen = Vec::new();
+        while !a.is_empty() {
+            let part = pool.front(&a).len().min(1000);
+            seen.extend_from_slice(&pool.front(&a)[..part]);
+            pool.consume(&mut a, part);
+        }
+        assert_eq!(seen, bytes);
+        pool.clear(&mut b);
+        assert_eq!(pool.used(), 0);
+        assert!(pool.front(&a).is_empty());
+    }
+
+    #[test]
+    fn room_is_contiguous_and_reused_after_the_chain_is_drained() {
+        let mut pool = Chains::new(2);
+        let mut chain = Chain::EMPTY;
+        for _ in 0..10 {
+            let room = pool.room(&mut chain, BLOCK - 10).unwrap();
+            assert!(room.len() >= BLOCK - 10);
+            room[0] = 7;
+            pool.commit(&mut chain, 20);
+            assert_eq!(pool.front(&chain)[0], 7);
+            pool.consume(&mut chain, 20);
+        }
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn an_empty_pool_says_so() {
+        let mut pool = Pool::new(1, 8);
+        let block = pool.take().unwrap();
+        assert!(pool.take().is_none());
+        assert_eq!(pool.used(), 1);
+        pool.give(block);
+        assert_eq!(pool.used(), 0);
+    }
+}

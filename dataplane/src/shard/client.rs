@@ -1,0 +1,836 @@
+//! One HTTP client connection: bytes to requests, answers to bytes, and seeing it leave.
+//!
+//! Lives on: one shard. Bound: a slot per client of the whole Edge; per client one head block, two
+//! blocks of bytes that came too early, one request at a time, pending output of the output pool.
+//!
+//! ```text
+//!            ┌────────────────── keep-alive ───────────────────┐
+//!            ▼                                                 │
+//! arrives ─ Head ─► Body ─► Waiting ─► Running ─► Flushing ────┤
+//!            │        │        │          │                    ▼
+//!            └────────┴────────┴──────────┴──► Draining ──► Closing ──► Free
+//! ```
+//! A read stays armed in every phase; after early bytes a poll for hang-up takes its place. `[D-46]`
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use iop_control::step::Event;
+use iop_proto::catalog::Operation;
+use iop_proto::ids::{
+    ClientRef, ModelIndex, Now, ProviderIndex, RunRef, SessionRef, ShardIndex, SlotGeneration,
+};
+use iop_proto::limits::{DRAIN_BYTES_MAX, DRAIN_MS_MAX, HEAD_BYTES_MAX};
+use iop_proto::reason::Reason;
+
+use super::Shard;
+use super::body::Request;
+use super::buffer::Chain;
+use super::http1::{Asked, BodyMeter, ChunkDecoder, Head, HeadCursor, ResponsePlan};
+use super::inbound::{Inbound, Plain};
+use super::send::{Framing, Output, SendError, Sender, Socket};
+use super::splice::ModelScanner;
+use super::uring::{Kind, Token};
+use crate::front::handover::ClientHandover;
+use crate::keys::Caller;
+use crate::metrics::ShardMetric;
+use crate::tls::Records;
+use crate::tls::record::ReplyBuf;
+
+/// Where a connection is between two requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Free,
+    /// Reads a head; idle while none of it has come.
+    Head,
+    /// Collects a body.
+    Body,
+    /// Its whole request is at control.
+    Waiting,
+    /// Its request is `run`, here or at the node.
+    Running {
+        run: u32,
+    },
+    /// The answer is complete and on its way to the socket.
+    Flushing,
+    /// Answered for the last time: what still comes is dropped, within a bound. `[D-42]`
+    Draining,
+    Closing,
+}
+
+/// How the body of the request ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum BodyReader {
+    /// Bytes still to come.
+    Length(u64),
+    Chunked(ChunkDecoder),
+}
+
+/// Bytes of a request id made here.
+pub(super) const OWN_ID_BYTES: usize = 32;
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub generation: u32,
+    pub phase: Phase,
+    pub fd: Option<OwnedFd>,
+    pub records: Option<Records>,
+    inbound: Inbound,
+
+    pub head: Option<&'static mut [u8]>,
+    pub head_length: usize,
+    pub cursor: HeadCursor,
+    pub parsed: Option<Head>,
+    /// Bytes behind the request in progress.
+    early: Chain,
+
+    pub reader: BodyReader,
+    pub scanner: ModelScanner,
+    pub request: Request,
+    /// Blocks of the body pool promised and not taken yet.
+    pub promised: u32,
+    /// When the body began: the youngest gives way.
+    pub body_since: Now,
+    pub caller: Caller,
+    pub model: Option<ModelIndex>,
+    pub operation: Operation,
+    pub own_id: [u8; OWN_ID_BYTES],
+
+    pub asked: Asked,
+    pub plan: Option<ResponsePlan>,
+    pub meter: BodyMeter,
+    pub framing: Framing,
+    pub output: Output,
+    /// The answer's body is complete: the next flush ends it.
+    pub ended: bool,
+
+    pub operations: u8,
+    receiving: bool,
+    polling: bool,
+    /// FIN was read, or close_notify.
+    input_closed: bool,
+    /// Close with a reset.
+    abort: bool,
+    pub deadline: Option<Now>,
+    progress_sent: u64,
+    progress_at: Now,
+    drained: u32,
+    pub in_dirty: bool,
+
+    pub submitted: Now,
+    pub first_byte: Option<Now>,
+    pub status: u16,
+    pub provider: Option<ProviderIndex>,
+    pub reason: Option<Reason>,
+    pub body_bytes_in: u64,
+    pub body_bytes_out: u64,
+}
+
+impl Client {
+    pub(super) fn free() -> Self {
+        Self {
+            generation: 0,
+            phase: Phase::Free,
+            fd: None,
+            records: None,
+            inbound: Inbound::default(),
+            head: None,
+            head_length: 0,
+            cursor: HeadCursor::default(),
+            parsed: None,
+            early: Chain::EMPTY,
+            reader: BodyReader::Length(0),
+            scanner: ModelScanner::new(),
+            request: Request::default(),
+            promised: 0,
+            body_since: Now::default(),
+            caller: Caller::Anyone,
+            model: None,
+            operation: Operation::ChatCompletions,
+            own_id: [b'0'; OWN_ID_BYTES],
+            asked: Asked::UNREADABLE,
+            plan: None,
+            meter: BodyMeter::Nothing,
+            framing: Framing::Plain,
+            output: Output::default(),
+            ended: false,
+            operations: 0,
+            receiving: false,
+            polling: false,
+            input_closed: false,
+            abort: false,
+            deadline: None,
+            progress_sent: 0,
+            progress_at: Now::default(),
+            drained: 0,
+            in_dirty: false,
+            submitted: Now::default(),
+            first_byte: None,
+            status: 0,
+            provider: None,
+            reason: None,
+            body_bytes_in: 0,
+            body_bytes_out: 0,
+        }
+    }
+
+    pub(super) fn reference(&self, shard: ShardIndex, slot: usize) -> ClientRef {
+        ClientRef {
+            shard,
+            slot: slot as u32,
+            generation: SlotGeneration::new(self.generation).expect("a taken slot has a tenant"),
+        }
+    }
+
+    /// The tenant `generation` is here and not closing.
+    pub(super) fn is_live(&self, generation: u32) -> bool {
+        self.generation == generation && !matches!(self.phase, Phase::Free | Phase::Closing)
+    }
+}
+
+impl Shard {
+    // ── arrival and input ────────────────────────────────────────────────────────────────────────
+
+    /// Takes over a client connection.
+    pub(super) fn client_arrives(&mut self, handover: ClientHandover) {
+        let Some(slot) = self.free_clients.pop() else {
+            // The front enforces the limit, so this is a bug of ours; shed the connection.
+            self.metrics.reason(Reason::ClientsFull);
+            return;
+        };
+        let row = slot as usize;
+        let generation = self.clients[row].generation + 1;
+        self.clients[row] = Client {
+            generation,
+            phase: Phase::Head,
+            fd: Some(handover.fd),
+            records: handover.records,
+            deadline: Some(self.now.after_ms(self.config.timeouts.head_ms)),
+            ..Client::free()
+        };
+        self.metrics.inc(ShardMetric::ClientsTaken);
+        self.metrics.add(ShardMetric::Clients, 1);
+        for piece in handover.early.chunks(super::BLOCK) {
+            let Some(block) = self.carry.take() else {
+                self.close_client(row, true);
+                return;
+            };
+            block[..piece.len()].copy_from_slice(piece);
+            self.client_socket_bytes(row, &mut block[..piece.len()]);
+            self.spent.push(block);
+        }
+        self.arm_client_input(row);
+    }
+
+    /// Keeps a read, or after early bytes a poll for hang-up, armed.
+    pub(super) fn arm_client_input(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        if matches!(client.phase, Phase::Free | Phase::Closing) || client.input_closed {
+            return;
+        }
+        let Some(fd) = &client.fd else { return };
+        if client.early.is_empty() {
+            if !client.receiving {
+                client.receiving = true;
+                client.operations += 1;
+                let token = Token::new(Kind::ClientReceive, row as u32, client.generation);
+                self.ring
+                    .receive_once(fd.as_raw_fd(), &self.client_buffers, token);
+            }
+        } else if !client.polling && !client.receiving {
+            client.polling = true;
+            client.operations += 1;
+            let token = Token::new(Kind::ClientHangup, row as u32, client.generation);
+            self.ring.poll_hangup(fd.as_raw_fd(), token);
+        }
+    }
+
+    /// The client's receive completed.
+    pub(super) fn client_received(&mut self, row: usize, data: Option<&mut [u8]>, result: i32) {
+        let client = &mut self.clients[row];
+        client.receiving = false;
+        client.operations -= 1;
+        if client.phase == Phase::Closing {
+            self.try_free_client(row);
+            return;
+        }
+        match (data, result) {
+            (Some(data), 1..) => {
+                self.metrics
+                    .add(ShardMetric::ClientBytesIn, data.len() as u64);
+                self.client_socket_bytes(row, data);
+                self.arm_client_input(row);
+            }
+            (_, 0) => self.client_eof(row),
+            (_, error) if -error == libc::ENOBUFS => {
+                self.metrics.inc(ShardMetric::ReceiveExhausted);
+                self.rearm_clients
+                    .push((row as u32, self.clients[row].generation));
+            }
+            (_, error) if -error == libc::EINTR || -error == libc::EAGAIN => {
+                self.arm_client_input(row);
+            }
+            (_, _) => self.client_gone(row),
+        }
+    }
+
+    /// The poll for hang-up completed.
+    pub(super) fn client_hung_up(&mut self, row: usize, result: i32) {
+        let client = &mut self.clients[row];
+        client.polling = false;
+        client.operations -= 1;
+        match client.phase {
+            Phase::Closing => self.try_free_client(row),
+            Phase::Free => {}
+            // Cancelled because its phase wanted a read again.
+            _ if result == -libc::ECANCELED => self.arm_client_input(row),
+            _ => {
+                let errors = i32::from(libc::POLLERR | libc::POLLHUP);
+                if result > 0 && result & errors == 0 {
+                    self.client_eof(row);
+                } else {
+                    self.client_gone(row);
+                }
+            }
+        }
+    }
+
+    fn client_socket_bytes(&mut self, row: usize, data: &mut [u8]) {
+        let mut reply = ReplyBuf::default();
+        let client = &mut self.clients[row];
+        let opened = match &mut client.records {
+            Some(records) => client
+                .inbound
+                .open(records, data, &mut self.carry, &mut reply),
+            None => Ok(Plain::of(data)),
+        };
+        if !reply.is_empty() {
+            self.append_sealed(row, reply.as_slice());
+        }
+        let plain = match opened {
+            Ok(plain) => plain,
+            Err(reason) => {
+                self.metrics.reason(reason);
+                self.client_gone(row);
+                return;
+            }
+        };
+        self.metrics.add(ShardMetric::RecordsOpened, plain.records);
+        if let Some((block, length)) = plain.carried {
+            self.client_bytes(row, &block[..length]);
+            self.spent.push(block);
+        }
+        self.client_bytes(row, plain.direct);
+        if plain.closed {
+            self.client_eof(row);
+        }
+    }
+
+    /// An answer of the record layer itself, sealed already.
+    fn append_sealed(&mut self, row: usize, bytes: &[u8]) {
+        self.flush_client(row);
+        let client = &mut self.clients[row];
+        if self
+            .sender
+            .pool
+            .append(&mut client.output.pending, bytes)
+            .is_err()
+        {
+            self.client_gone(row);
+        } else {
+            self.client_dirty(row);
+        }
+    }
+
+    /// Plain bytes of the connection, in order, cut anywhere.
+    fn client_bytes(&mut self, row: usize, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let used = match self.clients[row].phase {
+                Phase::Head => self.head_bytes(row, bytes),
+                Phase::Body => self.body_bytes(row, bytes),
+                Phase::Waiting | Phase::Running { .. } | Phase::Flushing => {
+                    if self
+                        .early
+                        .append(&mut self.clients[row].early, bytes)
+                        .is_err()
+                    {
+                        self.client_gone(row); // more than one receive at once: not a client of ours
+                    }
+                    return;
+                }
+                Phase::Draining => {
+                    let client = &mut self.clients[row];
+                    client.drained = client.drained.saturating_add(bytes.len() as u32);
+                    if client.drained > DRAIN_BYTES_MAX {
+                        self.close_client(row, false);
+                    }
+                    return;
+                }
+                Phase::Free | Phase::Closing => return,
+            };
+            bytes = &bytes[used..];
+        }
+    }
+
+    fn head_bytes(&mut self, row: usize, bytes: &[u8]) -> usize {
+        let deadline = self.now.after_ms(self.config.timeouts.head_ms);
+        let client = &mut self.clients[row];
+        if client.head.is_none() {
+            client.head = self.heads.take();
+        }
+        let Some(block) = &mut client.head else {
+            self.refuse(row, Reason::ClientsFull, 1);
+            return bytes.len();
+        };
+        if client.head_length == 0 {
+            client.deadline = Some(deadline);
+        }
+        let before = client.head_length;
+        let take = bytes.len().min(HEAD_BYTES_MAX as usize - before);
+        block[before..before + take].copy_from_slice(&bytes[..take]);
+        client.head_length += take;
+        match client.cursor.parse(&block[..client.head_length]) {
+            Ok(None) => take,
+            Ok(Some(head)) => {
+                client.head_length = head.consumed;
+                self.begin_request(row, head);
+                head.consumed - before
+            }
+            Err(reason) => {
+                client.asked = Asked::UNREADABLE;
+                self.new_request_id(row);
+                self.refuse_unread(row, reason);
+                bytes.len()
+            }
+        }
+    }
+
+    // ── leaving ──────────────────────────────────────────────────────────────────────────────────
+
+    /// FIN. After a request it means that the client is gone, in every phase. `[D-27]`
+    fn client_eof(&mut self, row: usize) {
+        let tolerated = self.config.tolerate_half_close;
+        let client = &mut self.clients[row];
+        client.input_closed = true;
+        match client.phase {
+            Phase::Waiting | Phase::Running { .. } if tolerated => {
+                client.asked.keep_alive = false;
+            }
+            // The answer is complete: it may still be wanted.
+            Phase::Flushing => client.asked.keep_alive = false,
+            Phase::Head if client.head_length == 0 => self.close_client(row, false),
+            Phase::Draining => self.close_client(row, false),
+            _ => self.client_gone(row),
+        }
+    }
+
+    /// The client left, or its connection broke.
+    pub(super) fn client_gone(&mut self, row: usize) {
+        self.client_ends(row, Reason::ClientGone);
+    }
+
+    /// Ends a client's connection for `reason`, whatever it waits for.
+    pub(super) fn client_ends(&mut self, row: usize, reason: Reason) {
+        if matches!(self.clients[row].phase, Phase::Free | Phase::Closing) {
+            return;
+        }
+        self.metrics.reason(reason);
+        self.clients[row].reason = Some(reason);
+        if self.clients[row].plan.is_some() && self.clients[row].phase != Phase::Flushing {
+            self.metrics.inc(ShardMetric::ResponsesAborted);
+        }
+        self.release_request(row);
+        self.close_client(row, true);
+    }
+
+    /// Takes the request in progress back from wherever it is.
+    fn release_request(&mut self, row: usize) {
+        match self.clients[row].phase {
+            Phase::Waiting => {
+                let client = self.client_reference(row);
+                self.outbox.owe(Event::ClientGone { client });
+                self.log_access(row);
+            }
+            Phase::Running { run } => {
+                self.log_access(row);
+                self.detach_run(run as usize);
+            }
+            Phase::Flushing => self.log_access(row),
+            _ => {}
+        }
+    }
+
+    /// Closes the connection; `abort`: by reset. Whatever was pending is dropped.
+    pub(super) fn close_client(&mut self, row: usize, abort: bool) {
+        let client = &mut self.clients[row];
+        if matches!(client.phase, Phase::Free | Phase::Closing) {
+            return;
+        }
+        debug_assert!(!matches!(client.phase, Phase::Running { .. }) || abort);
+        client.phase = Phase::Closing;
+        client.abort = abort;
+        client.deadline = None;
+        self.sender.drop_gather(&mut client.output);
+        let (slot, generation) = (row as u32, client.generation);
+        for (armed, kind) in [
+            (client.receiving, Kind::ClientReceive),
+            (client.polling, Kind::ClientHangup),
+            (client.output.is_armed(), Kind::ClientSend),
+        ] {
+            if armed {
+                self.ring.cancel(Token::new(kind, slot, generation));
+            }
+        }
+        self.drop_request(row);
+        self.try_free_client(row);
+    }
+
+    /// Gives back what the request in progress holds.
+    pub(super) fn drop_request(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        client.request.clear(&mut self.bodies);
+        self.reservations
+            .release(std::mem::take(&mut client.promised));
+        if let Some(block) = client.head.take() {
+            self.heads.give(block);
+        }
+        client.head_length = 0;
+        client.parsed = None;
+    }
+
+    /// Frees the slot once every operation has completed.
+    pub(super) fn try_free_client(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        if client.phase != Phase::Closing || client.operations > 0 || client.output.is_direct() {
+            return;
+        }
+        self.sender.discard(&mut client.output);
+        client.inbound.clear(&mut self.carry);
+        self.early.clear(&mut client.early);
+        if client.abort
+            && let Some(fd) = &client.fd
+        {
+            super::uring::reset_on_close(fd);
+        }
+        client.fd = None;
+        client.records = None;
+        client.phase = Phase::Free;
+        self.free_clients.push(row as u32);
+        self.metrics.dec(ShardMetric::Clients);
+    }
+
+    // ── grants ───────────────────────────────────────────────────────────────────────────────────
+
+    /// The live client behind a reference that waits for control.
+    pub(super) fn waiting_client(&self, client: ClientRef) -> Option<usize> {
+        let row = client.slot as usize;
+        let slot = self.clients.get(row)?;
+        let waits = slot.is_live(client.generation.get()) && slot.phase == Phase::Waiting;
+        waits.then_some(row)
+    }
+
+    /// A lease: the waiting request becomes run `run` on `session`. `[D-32]`
+    pub(super) fn grant(
+        &mut self,
+        client: ClientRef,
+        run: RunRef,
+        session: SessionRef,
+        provider: ProviderIndex,
+    ) {
+        let waiting = self.waiting_client(client);
+        let open = self
+            .sessions
+            .get(session.slot as usize)
+            .is_some_and(|slot| slot.is_ready(session.generation.get()));
+        let Some(row) = waiting.filter(|_| open) else {
+            let client = waiting.map(|row| self.client_reference(row));
+            self.outbox.owe(Event::NotSent { run, client });
+            return;
+        };
+        let request = self.clients[row].request.take();
+        self.clients[row].phase = Phase::Running { run: run.slot };
+        self.clients[row].provider = Some(provider);
+        let (generation, operation) = (self.clients[row].generation, self.clients[row].operation);
+        let session = (session.slot, session.generation.get());
+        self.take_run(
+            run,
+            session,
+            (row as u32, generation),
+            provider,
+            operation,
+            request,
+        );
+        self.queue_bulk(run.slot as usize);
+    }
+
+    /// The client of a run that was not sent: it waits again, with its request.
+    pub(super) fn client_waits_again(
+        &mut self,
+        row: usize,
+        generation: u32,
+        request: Request,
+    ) -> Option<ClientRef> {
+        let client = &mut self.clients[row];
+        debug_assert!(client.is_live(generation));
+        client.phase = Phase::Waiting;
+        client.request = request;
+        client.provider = None;
+        Some(self.client_reference(row))
+    }
+
+    // ── output ───────────────────────────────────────────────────────────────────────────────────
+
+    pub(super) fn client_dirty(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        if !client.in_dirty {
+            client.in_dirty = true;
+            self.dirty_clients.push(row as u32);
+        }
+    }
+
+    fn socket(&self, row: usize) -> Option<Socket> {
+        let client = &self.clients[row];
+        Some(Socket {
+            slot: row as u32,
+            generation: client.generation,
+            fd: client.fd.as_ref()?.as_raw_fd(),
+        })
+    }
+
+    /// Sends what this turn gathered for the client, and ends its answer if that is complete.
+    pub(super) fn flush_client(&mut self, row: usize) {
+        let Some(socket) = self.socket(row) else {
+            return;
+        };
+        let client = &mut self.clients[row];
+        if client.phase == Phase::Closing {
+            return;
+        }
+        let last = std::mem::take(&mut client.ended);
+        let flushed = self.sender.flush(
+            &mut self.ring,
+            &mut client.output,
+            client.records.as_mut(),
+            socket,
+            client.framing,
+            last,
+        );
+        match flushed {
+            Ok(()) => self.arm_client_send(row),
+            Err(error) => self.client_send_failed(row, error),
+        }
+    }
+
+    pub(super) fn arm_client_send(&mut self, row: usize) {
+        let Some(socket) = self.socket(row) else {
+            return;
+        };
+        let client = &mut self.clients[row];
+        if client.phase == Phase::Closing {
+            return;
+        }
+        if self.sender.arm(&mut self.ring, &mut client.output, socket) {
+            client.operations += 1;
+        }
+        if client.output.is_idle() && !client.ended {
+            self.output_idle(row);
+        }
+    }
+
+    /// The waiting send completed.
+    pub(super) fn client_sent(&mut self, row: usize, result: i32) {
+        let client = &mut self.clients[row];
+        client.operations -= 1;
+        let whole = self.sender.sent(&mut client.output, result);
+        if client.phase == Phase::Closing {
+            self.try_free_client(row);
+        } else if whole {
+            self.arm_client_send(row);
+        } else {
+            self.client_gone(row);
+        }
+    }
+
+    /// A direct send fell short: `result` bytes, or an error.
+    pub(super) fn client_direct_short(&mut self, gather: usize, result: i32) {
+        let (slot, generation) = self.sender.client_of(gather);
+        let row = slot as usize;
+        if self.clients[row].generation != generation {
+            return;
+        }
+        let taken = match usize::try_from(result) {
+            Ok(taken) => taken,
+            Err(_) if -result == libc::EAGAIN || -result == libc::EINTR => 0,
+            Err(_) => {
+                Sender::direct_settled(&mut self.clients[row].output);
+                self.client_gone(row);
+                return;
+            }
+        };
+        let client = &mut self.clients[row];
+        if client.phase != Phase::Closing
+            && let Err(error) = self.sender.keep_rest(gather, &mut client.output, taken)
+        {
+            self.client_send_failed(row, error);
+        }
+    }
+
+    /// The direct send of gather `gather` has settled.
+    pub(super) fn client_direct_settled(&mut self, gather: usize) {
+        let (slot, generation) = self.sender.client_of(gather);
+        let row = slot as usize;
+        let client = &mut self.clients[row];
+        if client.generation != generation || !client.output.is_direct() {
+            return;
+        }
+        Sender::direct_settled(&mut client.output);
+        if client.phase == Phase::Closing {
+            self.try_free_client(row);
+        } else {
+            self.arm_client_send(row);
+        }
+    }
+
+    pub(super) fn client_send_failed(&mut self, row: usize, error: SendError) {
+        match error {
+            SendError::Dry => self.client_ends(row, Reason::OutputPoolFull),
+            SendError::Tls(_) => self.client_ends(row, Reason::ClientGone),
+        }
+    }
+
+    /// Everything for the client is in its socket.
+    fn output_idle(&mut self, row: usize) {
+        match self.clients[row].phase {
+            Phase::Flushing => self.answer_delivered(row),
+            Phase::Draining => {
+                if let Some(fd) = &self.clients[row].fd {
+                    super::uring::shutdown_write(fd);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_delivered(&mut self, row: usize) {
+        self.log_access(row);
+        let draining = self.draining;
+        let client = &mut self.clients[row];
+        if client.asked.keep_alive && !client.input_closed && !draining {
+            self.next_request(row);
+        } else {
+            self.drain_client(row);
+        }
+    }
+
+    /// The connection is over once the peer has seen our end: nothing of an answer is lost to a reset.
+    pub(super) fn drain_client(&mut self, row: usize) {
+        self.drop_request(row);
+        let client = &mut self.clients[row];
+        if client.input_closed {
+            self.close_client(row, false);
+            return;
+        }
+        client.phase = Phase::Draining;
+        client.deadline = Some(self.now.after_ms(u64::from(DRAIN_MS_MAX)));
+        self.early.clear(&mut client.early);
+        self.wake_input(row);
+        if self.clients[row].output.is_idle() {
+            self.output_idle(row);
+        }
+    }
+
+    /// Back to reading after a phase that only polled.
+    fn wake_input(&mut self, row: usize) {
+        let client = &self.clients[row];
+        if client.polling {
+            self.ring.cancel(Token::new(
+                Kind::ClientHangup,
+                row as u32,
+                client.generation,
+            ));
+        } else {
+            self.arm_client_input(row);
+        }
+    }
+
+    fn next_request(&mut self, row: usize) {
+        self.drop_request(row);
+        let deadline = self.now.after_ms(self.config.timeouts.keep_alive_ms);
+        let client = &mut self.clients[row];
+        client.phase = Phase::Head;
+        client.deadline = Some(deadline);
+        client.plan = None;
+        client.first_byte = None;
+        client.provider = None;
+        client.reason = None;
+        client.status = 0;
+        client.body_bytes_in = 0;
+        client.body_bytes_out = 0;
+        let mut early = client.early.take();
+        while !early.is_empty() {
+            // Copied out so that the connection may put its rest back while it is read.
+            let front = self.early.front(&early);
+            let length = front.len();
+            let Some(block) = self.carry.take() else {
+                self.early.clear(&mut early);
+                self.client_gone(row);
+                return;
+            };
+            block[..length].copy_from_slice(front);
+            self.early.consume(&mut early, length);
+            self.client_bytes(row, &block[..length]);
+            self.carry.give(block);
+        }
+        self.wake_input(row);
+    }
+
+    // ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    /// What is due on a client. Called a few times a second.
+    pub(super) fn client_due(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        if matches!(client.phase, Phase::Free | Phase::Closing) {
+            return;
+        }
+        if client.output.is_armed() || !client.output.pending.is_empty() {
+            if client.output.sent != client.progress_sent || client.progress_at == Now::default() {
+                client.progress_sent = client.output.sent;
+                client.progress_at = self.now;
+            } else if self.now.ms_since(client.progress_at) >= self.config.timeouts.write_stall_ms {
+                self.client_ends(row, Reason::ClientTooSlow);
+                return;
+            }
+        } else {
+            client.progress_at = Now::default();
+        }
+        if client.deadline.is_none_or(|deadline| self.now < deadline) {
+            return;
+        }
+        match client.phase {
+            Phase::Head if client.head_length == 0 => self.close_client(row, false),
+            Phase::Head => {
+                self.new_request_id(row);
+                self.clients[row].asked = Asked::UNREADABLE;
+                self.refuse_unread(row, Reason::HeadTimeout);
+            }
+            Phase::Body => self.refuse_unread(row, Reason::BodyTimeout),
+            Phase::Draining => self.close_client(row, false),
+            Phase::Waiting | Phase::Running { .. } | Phase::Flushing => client.deadline = None,
+            Phase::Free | Phase::Closing => {}
+        }
+    }
+
+    /// How long a client has taken nothing of its pending output, ms.
+    pub(super) fn idle_output_ms(&self, row: usize) -> u64 {
+        let client = &self.clients[row];
+        if client.progress_at == Now::default() {
+            0
+        } else {
+            self.now.ms_since(client.progress_at)
+        }
+    }
+
+    pub(super) fn gather_for(&mut self, row: usize, bytes: &[u8]) -> bool {
+        let client = &mut self.clients[row];
+        let tenant = (row as u32, client.generation);
+        self.sender.gather(&mut client.output, tenant, bytes)
+    }
+}

@@ -1,0 +1,78 @@
+//! A run's request as it goes on the wire: the lease's names, the client's headers, the served model.
+//!
+//! Lives on: the shard of the node's session. Bound: a request head fits the scratch buffer.
+use iop_proto::limits::{HEADERS_MAX, NAME_BYTES_MAX};
+use iop_proto::reason::Reason;
+use iop_proto::view::TunnelRequestHead;
+
+use super::Shard;
+use super::splice::write_json_string;
+
+/// Forwarded headers and the request id.
+const HEADER_ROWS: usize = HEADERS_MAX as usize + 1;
+/// A target as a JSON string, were each of its bytes escaped.
+const MODEL_JSON_BYTES_MAX: usize = 6 * NAME_BYTES_MAX as usize + 2;
+
+impl Shard {
+    /// Writes everything of run `run`'s request before the body's first byte to the scratch buffer.
+    ///
+    /// # Errors
+    /// When it cannot be put on the wire: the request fails, its session does not.
+    pub(super) fn write_request_head(&mut self, run: usize) -> Result<usize, Reason> {
+        let mut model = [0; MODEL_JSON_BYTES_MAX];
+        let provider = self.config.names.provider(self.runs[run].provider);
+        let model = write_json_string(&mut model, &provider.target).ok_or(Reason::NodeRejected)?;
+        let body_len = self.runs[run].request.spliced_bytes(model);
+        let body_len = u32::try_from(body_len).map_err(|_| Reason::BodyTooLarge)?;
+        let row = self.runs[run].client.0 as usize;
+        let client = &self.clients[row];
+        let head = client.parsed.as_ref().ok_or(Reason::NodeRejected)?;
+        let block = client.head.as_ref().ok_or(Reason::NodeRejected)?;
+        let empty: (&[u8], &[u8]) = (&[], &[]);
+        let mut headers = [empty; HEADER_ROWS];
+        let mut count = 0;
+        head.visit_forwarded(block, &client.own_id, |name, value| {
+            if let Some(place) = headers.get_mut(count) {
+                *place = (name, value);
+                count += 1;
+            }
+        });
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let request = self.request_head(run, body_len);
+        let written = request.before_body(headers[..count].iter().copied(), &mut scratch);
+        self.scratch = scratch;
+        written.map_err(|_| Reason::HeadTooLong)
+    }
+
+    /// Writes the `model` value that the provider knows.
+    pub(super) fn write_model(&mut self, run: usize) -> usize {
+        let provider = self.config.names.provider(self.runs[run].provider);
+        write_json_string(&mut self.scratch[..], &provider.target).expect("scratch is large")
+    }
+
+    /// Writes everything behind the body.
+    pub(super) fn write_request_tail(&mut self, run: usize) -> Result<usize, Reason> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let written = self.request_head(run, 0).after_body(&mut scratch);
+        self.scratch = scratch;
+        written.map_err(|_| Reason::EnvelopeTooLong)
+    }
+
+    fn request_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
+        let run = &self.runs[run];
+        let provider = self.config.names.provider(run.provider);
+        let named = provider.profile_operations.contains(run.operation);
+        TunnelRequestHead {
+            run_id: run.id.as_str(),
+            adapter: &provider.adapter,
+            target: &provider.target,
+            method: "POST",
+            path: run.operation.path(),
+            body_len,
+            stream: run.request.stream,
+            timeout_sec: i32::try_from(provider.timeout_s).unwrap_or(i32::MAX),
+            operation: run.operation.wire_name().filter(|_| named).unwrap_or(""),
+            stall_timeout_ms: i64::try_from(provider.stall_timeout_ms).unwrap_or(i64::MAX),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Run slots: allocated and freed by control, lived in here. `[D-32]`
+//!
+//! Lives on: one shard, that of the node's session. Bound: `RUNS_PER_SHARD_MAX` slots; a slot gets
+//! exactly one final report (`NotSent`, `Terminal`, `Lost`) and is free from then on.
+use iop_control::step::{Ending, Event};
+use iop_proto::catalog::Operation;
+use iop_proto::ids::{
+    BootNonce, ClientRef, Now, ProviderIndex, RunId, RunRef, ShardIndex, SlotGeneration,
+};
+use iop_proto::reason::Reason;
+
+use super::Shard;
+use super::body::Request;
+use crate::metrics::ShardMetric;
+
+/// No slot.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// How far a run's request has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Free,
+    /// In the session's bulk queue; can be withdrawn.
+    Queued,
+    /// Its first byte was handed to the kernel. `[states §3]`
+    Begun,
+}
+
+/// One run.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub stage: Stage,
+    pub id: RunId,
+    pub reference: RunRef,
+    /// Slot and tenant of the session it runs on.
+    pub session: (u32, u32),
+    /// Slot and tenant of the client that waits; `NONE` once it is settled.
+    pub client: (u32, u32),
+    pub provider: ProviderIndex,
+    pub operation: Operation,
+    /// The request's body and what to splice into it, until it was sent.
+    pub request: Request,
+    /// Sequence the next frame must have; `None` before the first, which may be 0 or 1. `[A-29]`
+    pub sequence: Option<u64>,
+    pub head_seen: bool,
+    /// CancelRequest was sent: at most once. `[R-246]`
+    pub cancelled: bool,
+    /// The next frame must come until then, and how long after this one. `[D-29]`
+    pub deadline: Now,
+    pub response_wait_ms: u64,
+    /// Neighbours in the session's bulk queue.
+    pub before: u32,
+    pub behind: u32,
+}
+
+impl Run {
+    pub(super) fn free(shard: ShardIndex) -> Self {
+        let reference = RunRef {
+            shard,
+            slot: 0,
+            generation: SlotGeneration::FIRST,
+        };
+        Self {
+            stage: Stage::Free,
+            id: RunId::new(BootNonce(0), reference),
+            reference,
+            session: (NONE, 0),
+            client: (NONE, 0),
+            provider: ProviderIndex::new(0).expect("row 0 is in every table"),
+            operation: Operation::ChatCompletions,
+            request: Request::default(),
+            sequence: None,
+            head_seen: false,
+            cancelled: false,
+            deadline: Now::default(),
+            response_wait_ms: 0,
+            before: NONE,
+            behind: NONE,
+        }
+    }
+
+    pub(super) const fn is_live(&self) -> bool {
+        !matches!(self.stage, Stage::Free)
+    }
+
+    pub(super) const fn has_client(&self) -> bool {
+        self.client.0 != NONE
+    }
+}
+
+impl Shard {
+    /// Fills the slot that control allocated.
+    ///
+    /// # Panics
+    /// When control hands out a slot that has not reported its end: a bug, never load.
+    pub(super) fn take_run(
+        &mut self,
+        reference: RunRef,
+        session: (u32, u32),
+        client: (u32, u32),
+        provider: ProviderIndex,
+        operation: Operation,
+        request: Request,
+    ) {
+        let response_wait_ms = self.config.names.provider(provider).response_wait_ms;
+        let row = reference.slot as usize;
+        assert!(
+            !self.runs[row].is_live(),
+            "control granted a run slot that is in use"
+        );
+        self.runs[row] = Run {
+            stage: Stage::Queued,
+            id: RunId::new(self.nonce, reference),
+            reference,
+            session,
+            client,
+            provider,
+            operation,
+            request,
+            sequence: None,
+            head_seen: false,
+            cancelled: false,
+            deadline: self.now.after_ms(response_wait_ms),
+            response_wait_ms,
+            before: NONE,
+            behind: NONE,
+        };
+        self.runs_live += 1;
+        self.runs_high = self.runs_high.max(row + 1);
+    }
+
+    /// The live run that `id` names on session `session`.
+    pub(super) fn find_run(&self, session: usize, id: &[u8]) -> Option<usize> {
+        let named = RunId::parse(self.nonce, id)?;
+        let row = named.slot as usize;
+        let run = self.runs.get(row)?;
+        let tenant = (session as u32, self.sessions[session].generation);
+        let same = run.is_live()
+            && run.reference == named
+            && run.id.as_bytes().as_slice() == id
+            && run.session == tenant;
+        same.then_some(row)
+    }
+
+    pub(super) fn run_of(&self, reference: RunRef) -> Option<usize> {
+        let row = reference.slot as usize;
+        let run = self.runs.get(row)?;
+        (run.is_live() && run.reference == reference).then_some(row)
+    }
+
+    /// Ends a run whose request has begun: its final report, its slot.
+    pub(super) fn end_run(&mut self, row: usize, ending: Option<Ending>) {
+        let run = self.runs[row].reference;
+        debug_assert_eq!(self.runs[row].stage, Stage::Begun);
+        self.outbox.owe(match ending {
+            Some(ending) => Event::Terminal { run, ending },
+            None => Event::Lost { run },
+        });
+        self.free_run(row);
+    }
+
+    /// Ends a run of which nothing was sent. Its client, if it still waits, waits again.
+    pub(super) fn return_unsent(&mut self, row: usize) {
+        debug_assert_eq!(self.runs[row].stage, Stage::Queued);
+        let reference = self.runs[row].reference;
+        let mut client = None;
+        if self.runs[row].has_client() {
+            let (slot, generation) = self.runs[row].client;
+            let request = self.runs[row].request.take();
+            client = self.client_waits_again(slot as usize, generation, request);
+        }
+        self.outbox.owe(Event::NotSent {
+            run: reference,
+            client,
+        });
+        self.free_run(row);
+    }
+
+    /// The client of a run has left or was answered: withdraw the request, or cancel it at the node.
+    /// `[R-246]` `[D-02]` `[D-63]`
+    pub(super) fn detach_run(&mut self, row: usize) {
+        self.runs[row].client = (NONE, 0);
+        match self.runs[row].stage {
+            Stage::Free => {}
+            Stage::Queued => {
+                self.metrics.inc(ShardMetric::RunsWithdrawn);
+                self.unlink_bulk(row);
+                self.return_unsent(row);
+            }
+            Stage::Begun => self.cancel_run(row),
+        }
+    }
+
+    /// Sends CancelRequest, once.
+    pub(super) fn cancel_run(&mut self, row: usize) {
+        if std::mem::replace(&mut self.runs[row].cancelled, true) {
+            return;
+        }
+        let (session, generation) = self.runs[row].session;
+        let session = session as usize;
+        if self.sessions[session].is_open(generation) {
+            let id = self.runs[row].id;
+            self.queue_cancel(session, id);
+        }
+    }
+
+    fn free_run(&mut self, row: usize) {
+        let run = &mut self.runs[row];
+        run.request.clear(&mut self.bodies);
+        run.stage = Stage::Free;
+        run.client = (NONE, 0);
+        self.runs_live -= 1;
+    }
+
+    /// What is due on a run: its node's next frame. `[A-64]`
+    pub(super) fn run_due(&mut self, row: usize) {
+        let run = &self.runs[row];
+        if run.stage == Stage::Begun && run.has_client() && self.now >= run.deadline {
+            self.fail_run(row, Reason::ResponseTimeout);
+        }
+    }
+
+    /// Control ends a run: withdrawn if it has not begun, else cancelled. `[D-63]`
+    pub(super) fn cancel_by_control(&mut self, reference: RunRef, reason: Reason) {
+        let Some(row) = self.run_of(reference) else {
+            return;
+        };
+        match self.runs[row].stage {
+            Stage::Free => {}
+            // Control refuses the client with its own reason once it knows that nothing was sent.
+            Stage::Queued => {
+                self.metrics.inc(ShardMetric::RunsWithdrawn);
+                self.unlink_bulk(row);
+                self.return_unsent(row);
+            }
+            Stage::Begun => self.fail_run(row, reason),
+        }
+    }
+
+    /// Fails a run towards its client, and cancels it at the node.
+    pub(super) fn fail_run(&mut self, row: usize, reason: Reason) {
+        if self.runs[row].has_client() {
+            let (slot, _) = self.runs[row].client;
+            self.runs[row].client = (NONE, 0);
+            self.client_run_failed(slot as usize, reason);
+        }
+        self.detach_run(row);
+    }
+
+    /// The client behind a run reference, for reports.
+    pub(super) fn client_reference(&self, slot: usize) -> ClientRef {
+        self.clients[slot].reference(self.index, slot)
+    }
+}

@@ -1,0 +1,834 @@
+//! One node connection: inbound bytes to envelopes, its standing, its close.
+//!
+//! Lives on: one shard. Bound: `sessions_max` slots; per session one carried record, one partial
+//! envelope of a block, one assembled message, one cut-through frame, `REPLIES_PER_SESSION_MAX`
+//! answers owed. The ordered writer is in `writer.rs`.
+//!
+//! ```text
+//! Open --close_session--> Closing --runs settled, operations joined--> Free
+//! ```
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use iop_control::step::Event;
+use iop_proto::framing::{MessageType, envelope_len};
+use iop_proto::ids::{NodeIndex, Now, SessionRef, ShardIndex, SlotGeneration};
+use iop_proto::limits::{
+    ASSEMBLED_BYTES_MAX, BLOCK_BYTES, ENVELOPE_TO_EDGE_BYTES_MAX, LENGTH_PREFIX_BYTES,
+    REPLIES_PER_SESSION_MAX, RESPONSE_START_BYTES_MAX, VIOLATIONS_PER_MINUTE_MAX,
+};
+use iop_proto::reason::Reason;
+use iop_proto::view::{
+    CutProbe, CutStart, EnvelopeView, GoAwayView, NodeReadyRequestView, PingView, PongView,
+    RegisterRequestView, check_cut_tail, cut_probe,
+};
+
+use super::Shard;
+use super::inbound::{Inbound, Plain};
+use super::run::{NONE, Stage};
+use super::uring::{Kind, Token};
+use super::writer::Writer;
+use crate::front::handover::NodeHandover;
+use crate::metrics::ShardMetric;
+use crate::tls::Records;
+use crate::tls::record::ReplyBuf;
+
+/// What the session may do, as control last said. `[states §1]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Identity verified; nobody registered. Also after a rejected registration.
+    Identified,
+    /// Owner of its node id, not dispatch-ready.
+    Pending,
+    /// Dispatch-ready owner.
+    Ready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Open,
+    /// Runs below `settle_at` are settled.
+    Closing {
+        settle_at: u32,
+    },
+}
+
+/// A closing session's last bytes may take this long, ms.
+const LAST_WORDS_MS: u64 = 1_000;
+
+/// A frame being cut through.
+#[derive(Debug)]
+struct Cut {
+    /// Its run, if it is one of ours that still wants it.
+    run: Option<usize>,
+    body_left: u32,
+    frame_tail: usize,
+    tail_total: usize,
+    /// The bytes behind the body, as far as they have arrived.
+    tail: Option<&'static mut [u8]>,
+    tail_length: usize,
+}
+
+/// A message longer than a block that is not cut through.
+#[derive(Debug)]
+struct Assembly {
+    block: &'static mut [u8],
+    length: usize,
+    total: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub generation: u32,
+    pub state: State,
+    pub fd: Option<OwnedFd>,
+    pub records: Option<Records>,
+    certified: Option<NodeIndex>,
+    /// The peer proved an identity; false only in insecure mode.
+    identified: bool,
+    pub standing: Standing,
+    inbound: Inbound,
+    partial: Option<&'static mut [u8]>,
+    partial_length: usize,
+    assembly: Option<Assembly>,
+    cut: Option<Cut>,
+    pub writer: Writer,
+    /// Operations the kernel has not completed.
+    pub operations: u8,
+    receiving: bool,
+    pub last_read: Now,
+    pub last_write: Now,
+    opened: Now,
+    replies_owed: u32,
+    /// Control knows of it and must hear of its close.
+    announced: bool,
+    pub close_when_flushed: Option<Reason>,
+    violations: u32,
+    violations_since: Now,
+    pub in_dirty: bool,
+}
+
+impl Session {
+    pub(super) fn free() -> Self {
+        Self {
+            generation: 0,
+            state: State::Free,
+            fd: None,
+            records: None,
+            certified: None,
+            identified: false,
+            standing: Standing::Identified,
+            inbound: Inbound::default(),
+            partial: None,
+            partial_length: 0,
+            assembly: None,
+            cut: None,
+            writer: Writer::default(),
+            operations: 0,
+            receiving: false,
+            last_read: Now::default(),
+            last_write: Now::default(),
+            opened: Now::default(),
+            replies_owed: 0,
+            announced: false,
+            close_when_flushed: None,
+            violations: 0,
+            violations_since: Now::default(),
+            in_dirty: false,
+        }
+    }
+
+    /// The tenant `generation` is here and not closing.
+    pub(super) fn is_open(&self, generation: u32) -> bool {
+        self.state == State::Open && self.generation == generation
+    }
+
+    /// `is_open`, and runs may be dispatched. `[I3.3]`
+    pub(super) fn is_ready(&self, generation: u32) -> bool {
+        self.is_open(generation) && self.standing == Standing::Ready
+    }
+
+    fn reference(&self, shard: ShardIndex, slot: usize) -> SessionRef {
+        SessionRef {
+            shard,
+            slot: slot as u32,
+            generation: SlotGeneration::new(self.generation).expect("a taken slot has a tenant"),
+        }
+    }
+}
+
+const PREFIX: usize = LENGTH_PREFIX_BYTES as usize;
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Bytes added to a long envelope's prefix before it is probed again.
+const PROBE_STEP: usize = 512;
+/// Rows of the run table looked at in one turn when a session closes.
+const SETTLE_ROWS_PER_TURN: u32 = 4096;
+
+impl Shard {
+    // ── arrival ──────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes over a verified node connection.
+    pub(super) fn session_arrives(&mut self, handover: NodeHandover) {
+        let Some(slot) = self.free_sessions.pop() else {
+            self.metrics.reason(Reason::SessionsFull);
+            return; // dropping it closes the socket
+        };
+        let row = slot as usize;
+        let generation = self.sessions[row].generation + 1;
+        super::uring::limit_unsent(&handover.fd);
+        self.sessions[row] = Session {
+            generation,
+            state: State::Open,
+            fd: Some(handover.fd),
+            identified: handover.records.is_some(),
+            records: handover.records,
+            certified: handover.certified,
+            last_read: self.now,
+            last_write: self.now,
+            opened: self.now,
+            violations_since: self.now,
+            ..Session::free()
+        };
+        self.metrics.inc(ShardMetric::Sessions);
+        self.arm_session_receive(row);
+        for piece in handover.early.chunks(BLOCK) {
+            let Some(block) = self.carry.take() else {
+                self.close_session(row, Reason::AssemblyPoolFull);
+                return;
+            };
+            block[..piece.len()].copy_from_slice(piece);
+            let result = self.session_bytes(row, &mut block[..piece.len()]);
+            self.spent.push(block);
+            if let Err(reason) = result {
+                self.close_session(row, reason);
+                return;
+            }
+        }
+    }
+
+    pub(super) fn arm_session_receive(&mut self, row: usize) {
+        let session = &mut self.sessions[row];
+        if session.state != State::Open || session.receiving {
+            return;
+        }
+        let Some(fd) = &session.fd else { return };
+        let token = Token::new(Kind::SessionReceive, row as u32, session.generation);
+        self.ring
+            .receive_multi(fd.as_raw_fd(), self.node_buffers.group(), token);
+        session.receiving = true;
+        session.operations += 1;
+    }
+
+    // ── inbound ──────────────────────────────────────────────────────────────────────────────────
+
+    /// The session's receive completed, for good unless `more`.
+    pub(super) fn session_received(
+        &mut self,
+        row: usize,
+        data: Option<&mut [u8]>,
+        result: i32,
+        more: bool,
+    ) {
+        if !more {
+            self.sessions[row].receiving = false;
+            self.sessions[row].operations -= 1;
+        }
+        if self.sessions[row].state != State::Open {
+            self.try_free_session(row);
+            return;
+        }
+        let outcome = match (data, result) {
+            (Some(data), 1..) => {
+                self.sessions[row].last_read = self.now;
+                self.metrics
+                    .add(ShardMetric::NodeBytesIn, data.len() as u64);
+                self.session_bytes(row, data)
+            }
+            (_, 0) => Err(Reason::PeerClosed),
+            (_, error) if -error == libc::ENOBUFS => {
+                self.metrics.inc(ShardMetric::ReceiveExhausted);
+                Ok(())
+            }
+            (_, error) if -error == libc::EINTR || -error == libc::EAGAIN => Ok(()),
+            (_, _) => Err(Reason::SocketError),
+        };
+        match outcome {
+            Err(reason) => self.close_session(row, reason),
+            // Re-armed after the turn has settled, when buffers have returned.
+            Ok(()) if !more => self.rearm.push(row as u32),
+            Ok(()) => {}
+        }
+    }
+
+    /// Bytes of the socket, in order.
+    fn session_bytes(&mut self, row: usize, data: &mut [u8]) -> Result<(), Reason> {
+        let mut reply = ReplyBuf::default();
+        let session = &mut self.sessions[row];
+        let opened = match &mut session.records {
+            Some(records) => session
+                .inbound
+                .open(records, data, &mut self.carry, &mut reply),
+            None => Ok(Plain::of(data)),
+        };
+        if !reply.is_empty() {
+            self.queue_sealed(row, reply.as_slice())?;
+        }
+        let plain = opened?;
+        self.metrics.add(ShardMetric::RecordsOpened, plain.records);
+        if let Some((block, length)) = plain.carried {
+            let result = self.feed(row, &block[..length]);
+            self.spent.push(block);
+            result?;
+        }
+        self.feed(row, plain.direct)?;
+        if plain.closed {
+            Err(Reason::PeerClosed)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Plaintext of the connection, in order, cut anywhere.
+    fn feed(&mut self, row: usize, mut bytes: &[u8]) -> Result<(), Reason> {
+        while !bytes.is_empty() && self.sessions[row].state == State::Open {
+            let session = &self.sessions[row];
+            let used = if session.cut.is_some() {
+                self.feed_cut(row, bytes)?
+            } else if session.assembly.is_some() {
+                self.feed_assembly(row, bytes)?
+            } else if session.partial_length > 0 {
+                self.feed_partial(row, bytes)?
+            } else {
+                self.feed_direct(row, bytes)?
+            };
+            bytes = &bytes[used..];
+        }
+        Ok(())
+    }
+
+    /// At an envelope's start, nothing held.
+    fn feed_direct(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
+        let Some(prefix) = bytes.first_chunk::<PREFIX>() else {
+            return self.stash(row, bytes);
+        };
+        let length = announced(*prefix)?;
+        let total = PREFIX + length as usize;
+        if let Some(envelope) = bytes.get(PREFIX..total) {
+            self.metrics.inc(ShardMetric::EnvelopesInPlace);
+            self.envelope(row, envelope)?;
+            return Ok(total);
+        }
+        if total <= BLOCK {
+            return self.stash(row, bytes);
+        }
+        match cut_probe(&bytes[PREFIX..], length).map_err(|error| error.reason())? {
+            CutProbe::NeedMore if bytes.len() < BLOCK => self.stash(row, bytes),
+            CutProbe::NeedMore | CutProbe::NotCut => {
+                self.begin_assembly(row, total)?;
+                self.feed_assembly(row, bytes)
+            }
+            CutProbe::Cut(start) => {
+                self.begin_cut(row, &start)?;
+                Ok(PREFIX + start.header_len as usize)
+            }
+        }
+    }
+
+    /// Holds the front part of an envelope in a block.
+    fn stash(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
+        let block = self.carry.take().ok_or(Reason::AssemblyPoolFull)?;
+        block[..bytes.len()].copy_from_slice(bytes);
+        let session = &mut self.sessions[row];
+        session.partial = Some(block);
+        session.partial_length = bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn feed_partial(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
+        let session = &mut self.sessions[row];
+        let block = session
+            .partial
+            .as_mut()
+            .expect("a partial envelope has its block");
+        let held = session.partial_length;
+        let take = |want: usize| want.saturating_sub(held).min(bytes.len());
+        if held < PREFIX {
+            let used = take(PREFIX);
+            block[held..held + used].copy_from_slice(&bytes[..used]);
+            session.partial_length += used;
+            return Ok(used);
+        }
+        let length = announced(*block.first_chunk::<PREFIX>().expect("held"))?;
+        let total = PREFIX + length as usize;
+        let used = take(total.min(BLOCK).min(if total > BLOCK {
+            held + PROBE_STEP
+        } else {
+            total
+        }));
+        block[held..held + used].copy_from_slice(&bytes[..used]);
+        session.partial_length += used;
+        let held = held + used;
+        if held == total {
+            let block = session.partial.take().expect("taken above");
+            session.partial_length = 0;
+            self.metrics.inc(ShardMetric::EnvelopesCarried);
+            let result = self.envelope(row, &block[PREFIX..total]);
+            self.spent.push(block);
+            result?;
+        } else if total > BLOCK {
+            self.probe_partial(row, length, held)?;
+        }
+        Ok(used)
+    }
+
+    /// Decides what becomes of a long envelope whose first `held` bytes are in the partial block.
+    fn probe_partial(&mut self, row: usize, length: u32, held: usize) -> Result<(), Reason> {
+        let session = &mut self.sessions[row];
+        let block = session
+            .partial
+            .as_ref()
+            .expect("a partial envelope has its block");
+        let probe = cut_probe(&block[PREFIX..held], length).map_err(|error| error.reason())?;
+        if probe == CutProbe::NeedMore && held < BLOCK {
+            return Ok(());
+        }
+        let block = session.partial.take().expect("looked at above");
+        session.partial_length = 0;
+        let result = match probe {
+            CutProbe::Cut(start) => self.begin_cut(row, &start).and_then(|()| {
+                let body_at = PREFIX + start.header_len as usize;
+                self.feed(row, &block[body_at..held])
+            }),
+            CutProbe::NeedMore | CutProbe::NotCut => self
+                .begin_assembly(row, PREFIX + length as usize)
+                .and_then(|()| self.feed(row, &block[..held])),
+        };
+        self.spent.push(block);
+        result
+    }
+
+    fn begin_assembly(&mut self, row: usize, total: usize) -> Result<(), Reason> {
+        if total > PREFIX + ASSEMBLED_BYTES_MAX as usize {
+            return Err(Reason::EnvelopeTooLong);
+        }
+        let block = self.assembly.take().ok_or(Reason::AssemblyPoolFull)?;
+        self.sessions[row].assembly = Some(Assembly {
+            block,
+            length: 0,
+            total,
+        });
+        Ok(())
+    }
+
+    fn feed_assembly(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
+        let session = &mut self.sessions[row];
+        let assembly = session.assembly.as_mut().expect("asked for");
+        let used = bytes.len().min(assembly.total - assembly.length);
+        assembly.block[assembly.length..assembly.length + used].copy_from_slice(&bytes[..used]);
+        assembly.length += used;
+        if assembly.length == assembly.total {
+            let assembly = session.assembly.take().expect("asked for");
+            self.metrics.inc(ShardMetric::EnvelopesAssembled);
+            let result = self.envelope(row, &assembly.block[PREFIX..assembly.total]);
+            self.spent_assemblies.push(assembly.block);
+            result?;
+        }
+        Ok(used)
+    }
+
+    fn begin_cut(&mut self, row: usize, start: &CutStart) -> Result<(), Reason> {
+        self.allow_frames(row)?;
+        let tail_total = (start.frame_tail_len + start.envelope_tail_len) as usize;
+        let tail = if tail_total > 0 {
+            Some(self.carry.take().ok_or(Reason::AssemblyPoolFull)?)
+        } else {
+            None
+        };
+        debug_assert!(tail_total <= BLOCK);
+        self.metrics.inc(ShardMetric::EnvelopesCutThrough);
+        let run = if self.sessions[row].standing == Standing::Ready {
+            self.cut_begins(row, start)
+        } else {
+            None
+        };
+        self.sessions[row].cut = Some(Cut {
+            run,
+            body_left: start.body_len,
+            frame_tail: start.frame_tail_len as usize,
+            tail_total,
+            tail,
+            tail_length: 0,
+        });
+        Ok(())
+    }
+
+    fn feed_cut(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
+        let cut = self.sessions[row].cut.as_mut().expect("asked for");
+        let body = bytes.len().min(cut.body_left as usize);
+        cut.body_left -= body as u32;
+        if body > 0
+            && let Some(run) = cut.run
+        {
+            self.cut_body(run, &bytes[..body]);
+        }
+        let Some(cut) = self.sessions[row].cut.as_mut() else {
+            return Ok(bytes.len()); // the session closed meanwhile
+        };
+        if cut.body_left > 0 {
+            return Ok(body);
+        }
+        let rest = &bytes[body..];
+        let used = rest.len().min(cut.tail_total - cut.tail_length);
+        if let Some(tail) = &mut cut.tail {
+            tail[cut.tail_length..cut.tail_length + used].copy_from_slice(&rest[..used]);
+            cut.tail_length += used;
+        }
+        if cut.tail_length == cut.tail_total {
+            self.end_cut(row)?;
+        }
+        Ok(body + used)
+    }
+
+    fn end_cut(&mut self, row: usize) -> Result<(), Reason> {
+        let cut = self.sessions[row].cut.take().expect("asked for");
+        let Some(tail) = cut.tail else { return Ok(()) };
+        let (of_frame, of_envelope) = tail[..cut.tail_total].split_at(cut.frame_tail);
+        let verdict = check_cut_tail(of_frame, of_envelope);
+        self.carry.give(tail);
+        verdict.map_err(|error| {
+            if let Some(run) = cut.run
+                && self.runs[run].is_live()
+            {
+                self.fail_run(run, Reason::StreamViolation);
+            }
+            error.reason()
+        })
+    }
+
+    /// Frames and events of runs are legal once registered. `[states §1 row 10]`
+    fn allow_frames(&self, row: usize) -> Result<(), Reason> {
+        match self.sessions[row].standing {
+            Standing::Identified => Err(Reason::EnvelopeWrongState),
+            Standing::Pending | Standing::Ready => Ok(()),
+        }
+    }
+
+    // ── envelopes ────────────────────────────────────────────────────────────────────────────────
+
+    /// One whole envelope, without its length prefix.
+    fn envelope(&mut self, row: usize, bytes: &[u8]) -> Result<(), Reason> {
+        let view = EnvelopeView::parse(bytes).map_err(|error| error.reason())?;
+        let registered = self.sessions[row].standing != Standing::Identified;
+        let Some(kind) = view.kind else {
+            if !registered {
+                return Err(Reason::EnvelopeUnknown);
+            }
+            self.metrics.inc(ShardMetric::EnvelopesIgnored);
+            return Ok(());
+        };
+        if !kind.from_node() {
+            return Err(Reason::EnvelopeWrongDirection);
+        }
+        match kind {
+            MessageType::ProviderTunnelFrame => {
+                self.allow_frames(row)?;
+                self.tunnel_frame(row, view.payload)
+            }
+            MessageType::RunEvent => {
+                self.allow_frames(row)?;
+                self.run_event(row, view.payload)
+            }
+            MessageType::Ping => {
+                let ping = PingView::parse(view.payload).map_err(|error| error.reason())?;
+                self.queue_pong(row, ping.seq)
+            }
+            MessageType::Pong => {
+                PongView::parse(view.payload).map_err(|error| error.reason())?;
+                Ok(())
+            }
+            MessageType::RegisterRequest => self.register(row, view.id, view.payload),
+            MessageType::NodeReadyRequest => self.ready(row, view.id, view.payload),
+            _ if !registered => Err(Reason::EnvelopeWrongState),
+            MessageType::GoAway => {
+                GoAwayView::parse(view.payload).map_err(|error| error.reason())?;
+                self.go_away(row);
+                Ok(())
+            }
+            other => self.unasked(other, view.payload),
+        }
+    }
+
+    /// A legal answer or announcement that nothing here waits for; it must decode all the same. `[D-01]`
+    fn unasked(&mut self, kind: MessageType, payload: &[u8]) -> Result<(), Reason> {
+        iop_proto::map::decode(kind, payload).map_err(|_| Reason::EnvelopeMalformed)?;
+        self.metrics.inc(ShardMetric::EnvelopesIgnored);
+        Ok(())
+    }
+
+    fn owe_reply(&mut self, row: usize) -> Result<SessionRef, Reason> {
+        let session = &mut self.sessions[row];
+        if session.replies_owed == REPLIES_PER_SESSION_MAX {
+            return Err(Reason::ReplyFlood);
+        }
+        session.replies_owed += 1;
+        session.announced = true;
+        Ok(session.reference(self.index, row))
+    }
+
+    fn register(&mut self, row: usize, id: u64, payload: &[u8]) -> Result<(), Reason> {
+        let view = RegisterRequestView::parse(payload).map_err(|error| error.reason())?;
+        let claimed = self.config.names.node_by_id(view.node_id);
+        let session = self.owe_reply(row)?;
+        let slot = &self.sessions[row];
+        let certified = if slot.identified {
+            slot.certified
+        } else {
+            claimed
+        };
+        self.outbox.owe(Event::Register {
+            session,
+            reply_to: id,
+            claimed,
+            certified,
+        });
+        Ok(())
+    }
+
+    fn ready(&mut self, row: usize, id: u64, payload: &[u8]) -> Result<(), Reason> {
+        let view = NodeReadyRequestView::parse(payload).map_err(|error| error.reason())?;
+        let claimed = self.config.names.node_by_id(view.node_id);
+        let session = self.owe_reply(row)?;
+        self.outbox.owe(Event::Ready {
+            session,
+            reply_to: id,
+            claimed,
+        });
+        Ok(())
+    }
+
+    fn go_away(&mut self, row: usize) {
+        if self.sessions[row].standing == Standing::Ready {
+            let session = self.sessions[row].reference(self.index, row);
+            self.outbox.owe(Event::GoAway { session });
+        }
+    }
+
+    // ── control's answers ────────────────────────────────────────────────────────────────────────
+
+    /// The open session behind a reference.
+    pub(super) fn session_of(&self, session: SessionRef) -> Option<usize> {
+        let row = session.slot as usize;
+        let open = self
+            .sessions
+            .get(row)
+            .is_some_and(|s| s.is_open(session.generation.get()));
+        open.then_some(row)
+    }
+
+    pub(super) fn register_reply(
+        &mut self,
+        session: SessionRef,
+        reply_to: u64,
+        node: Option<NodeIndex>,
+        refusal: Option<Reason>,
+        close: bool,
+    ) {
+        let Some(row) = self.session_of(session) else {
+            return;
+        };
+        self.sessions[row].replies_owed -= 1;
+        if refusal.is_none() && self.sessions[row].standing == Standing::Identified {
+            self.sessions[row].standing = Standing::Pending;
+        }
+        let queued = self.queue_register_response(row, reply_to, node, refusal);
+        self.after_reply(row, queued, refusal.filter(|_| close));
+    }
+
+    pub(super) fn ready_reply(
+        &mut self,
+        session: SessionRef,
+        reply_to: u64,
+        refusal: Option<Reason>,
+    ) {
+        let Some(row) = self.session_of(session) else {
+            return;
+        };
+        self.sessions[row].replies_owed -= 1;
+        if refusal.is_none() {
+            self.sessions[row].standing = Standing::Ready;
+        }
+        let queued = self.queue_ready_response(row, reply_to, refusal);
+        self.after_reply(row, queued, None);
+    }
+
+    fn after_reply(&mut self, row: usize, queued: Result<(), Reason>, close: Option<Reason>) {
+        if let Err(reason) = queued {
+            self.close_session(row, reason);
+        } else if close.is_some() {
+            self.sessions[row].close_when_flushed = close;
+        }
+    }
+
+    // ── violations ───────────────────────────────────────────────────────────────────────────────
+
+    /// Counts a violation of a stream's form; too many close the session. `[D-41]`
+    pub(super) fn violation(&mut self, row: usize) -> Result<(), Reason> {
+        self.metrics.inc(ShardMetric::StreamViolations);
+        let session = &mut self.sessions[row];
+        if self.now.ms_since(session.violations_since) >= 60_000 {
+            session.violations = 0;
+            session.violations_since = self.now;
+        }
+        session.violations += 1;
+        if session.violations > VIOLATIONS_PER_MINUTE_MAX {
+            Err(Reason::ViolationsTooMany)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A RESPONSE_START has its own limit.
+    pub(super) const fn check_start(payload: &[u8]) -> Result<(), Reason> {
+        if payload.len() > RESPONSE_START_BYTES_MAX as usize {
+            Err(Reason::EnvelopeTooLong)
+        } else {
+            Ok(())
+        }
+    }
+
+    // ── time and close ───────────────────────────────────────────────────────────────────────────
+
+    /// What is due on a session. Called a few times a second.
+    pub(super) fn session_due(&mut self, row: usize) {
+        let timeouts = &self.config.timeouts;
+        let session = &self.sessions[row];
+        match session.state {
+            State::Free => return,
+            State::Closing { .. } => {
+                // `last_read` is when the close began.
+                if self.now.ms_since(session.last_read) >= LAST_WORDS_MS
+                    && session.writer.is_armed()
+                {
+                    let token = Token::new(Kind::SessionSend, row as u32, session.generation);
+                    self.ring.cancel(token);
+                }
+                return self.try_free_session(row);
+            }
+            State::Open => {}
+        }
+        let unregistered = session.standing == Standing::Identified && !session.announced;
+        let cause = if unregistered && self.now.ms_since(session.opened) >= timeouts.registration_ms
+        {
+            Some(Reason::RegistrationTimeout)
+        } else if self.now.ms_since(session.last_read) >= timeouts.dead_ms {
+            Some(Reason::HeartbeatTimeout)
+        } else {
+            None
+        };
+        if let Some(cause) = cause {
+            self.close_session(row, cause);
+        } else if self.now.ms_since(session.last_write) >= timeouts.heartbeat_ms
+            && let Err(reason) = self.queue_ping(row)
+        {
+            self.close_session(row, reason);
+        }
+    }
+
+    /// Closes a session: nothing is read or sent from here on, its runs are settled in slices.
+    pub(super) fn close_session(&mut self, row: usize, cause: Reason) {
+        let session = &mut self.sessions[row];
+        if session.state != State::Open {
+            return;
+        }
+        session.state = State::Closing { settle_at: 0 };
+        session.last_read = self.now;
+        self.metrics.reason(cause);
+        self.metrics.dec(ShardMetric::Sessions);
+        if session.announced {
+            let session = session.reference(self.index, row);
+            self.outbox.owe(Event::Closed { session, cause });
+        }
+        self.last_words(row, cause);
+        let session = &self.sessions[row];
+        if session.receiving {
+            self.ring.cancel(Token::new(
+                Kind::SessionReceive,
+                row as u32,
+                session.generation,
+            ));
+        }
+        self.closing.push(row as u32);
+    }
+
+    /// Settles a slice of the runs of every closing session.
+    pub(super) fn settle_closing(&mut self) {
+        let mut at = 0;
+        while at < self.closing.len() {
+            let row = self.closing[at] as usize;
+            let State::Closing { settle_at } = self.sessions[row].state else {
+                self.closing.swap_remove(at);
+                continue;
+            };
+            let end = (settle_at + SETTLE_ROWS_PER_TURN).min(self.runs.len() as u32);
+            let tenant = (row as u32, self.sessions[row].generation);
+            for run in settle_at as usize..end as usize {
+                if self.runs[run].session == tenant {
+                    self.settle_lost(run);
+                }
+            }
+            self.sessions[row].state = State::Closing { settle_at: end };
+            if end as usize == self.runs.len() {
+                self.closing.swap_remove(at);
+                self.try_free_session(row);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn settle_lost(&mut self, run: usize) {
+        match self.runs[run].stage {
+            Stage::Free => {}
+            Stage::Queued => {
+                self.unlink_bulk(run);
+                self.return_unsent(run);
+            }
+            Stage::Begun => {
+                if self.runs[run].has_client() {
+                    let (client, _) = self.runs[run].client;
+                    self.runs[run].client = (NONE, 0);
+                    self.client_run_failed(client as usize, Reason::NodeLost);
+                }
+                self.end_run(run, None);
+            }
+        }
+    }
+
+    /// Frees a closed session's slot once its runs are settled and every operation has completed.
+    pub(super) fn try_free_session(&mut self, row: usize) {
+        let session = &mut self.sessions[row];
+        let settled = matches!(session.state, State::Closing { settle_at } if settle_at as usize == self.runs.len());
+        if !settled || session.operations > 0 {
+            return;
+        }
+        session.inbound.clear(&mut self.carry);
+        if let Some(block) = session.partial.take() {
+            self.carry.give(block);
+        }
+        if let Some(block) = session.cut.take().and_then(|cut| cut.tail) {
+            self.carry.give(block);
+        }
+        if let Some(assembly) = session.assembly.take() {
+            self.assembly.give(assembly.block);
+        }
+        session.writer.clear(&mut self.wire);
+        session.records = None;
+        session.fd = None;
+        session.state = State::Free;
+        self.free_sessions.push(row as u32);
+    }
+}
+
+fn announced(prefix: [u8; PREFIX]) -> Result<u32, Reason> {
+    envelope_len(prefix, ENVELOPE_TO_EDGE_BYTES_MAX).map_err(|error| error.reason())
+}

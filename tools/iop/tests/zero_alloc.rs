@@ -1,0 +1,89 @@
+//! Allocations of a real Edge under load, counted in its own process by thread role.
+mod support;
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use iop_proto::view::TunnelFrameOut;
+use support::{Client, Edge, Metrics, Node, Setup, chat};
+
+const STREAMS: usize = 16;
+/// Frames before counting begins, and while it lasts.
+const WARM_FRAMES: f64 = 20_000.0;
+const COUNTED_FRAMES: f64 = 120_000.0;
+const BODY: &[u8] = &[b'x'; 200];
+
+fn hot_allocations(metrics: &Metrics) -> f64 {
+    ["shard", "control"]
+        .iter()
+        .map(|role| metrics.labelled("iop_edge_heap_allocations_total", "role", role))
+        .sum()
+}
+
+fn body_frames(metrics: &Metrics) -> f64 {
+    metrics.get("iop_edge_frames_total{kind=\"body\"}")
+}
+
+/// Streams until told to stop, one BODY frame per run and round; then ends every run.
+fn stream(mut node: Node, stop: &AtomicBool) {
+    let runs: Vec<String> = (0..STREAMS).map(|_| node.tunnel().run_id).collect();
+    for run in &runs {
+        let headers: &[(&[u8], &[u8])] = &[(b"content-type", b"text/event-stream")];
+        node.frame(&TunnelFrameOut::response_start(run, 1, 200, headers));
+    }
+    let mut sequence = 2;
+    let mut bytes = vec![0; STREAMS * (BODY.len() + 256)];
+    while !stop.load(Ordering::Relaxed) {
+        let mut at = 0;
+        for run in &runs {
+            let frame = TunnelFrameOut::body(run, sequence, BODY);
+            at += frame.encode(&mut bytes[at..]).expect("room");
+        }
+        sequence += 1;
+        node.stream.write_all(&bytes[..at]).expect("the Edge reads");
+    }
+    for run in &runs {
+        node.frame(&TunnelFrameOut::end(run, sequence));
+    }
+}
+
+/// Allocations on shard and control threads over at least `COUNTED_FRAMES` frames of steady streams,
+/// and how many frames those were.
+fn measure(setup: &Setup) -> (f64, f64) {
+    let edge = Edge::start(setup);
+    let node = Node::ready(&edge, "n1");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..STREAMS {
+            scope.spawn(|| {
+                let mut client = Client::connect(&edge);
+                client.send(&chat("m1", true));
+                let head = client.head().expect("an answer");
+                assert_eq!(head.status, 200);
+                let (body, whole) = client.body(&head);
+                assert!(whole && body.len() % BODY.len() == 0);
+            });
+        }
+        scope.spawn(|| stream(node, &stop));
+        let before = edge.wait_metrics("warm streams", |seen| body_frames(seen) >= WARM_FRAMES);
+        let enough = body_frames(&before) + COUNTED_FRAMES;
+        let after = edge.wait_metrics("counted streams", |seen| body_frames(seen) >= enough);
+        stop.store(true, Ordering::Relaxed);
+        let frames = body_frames(&after) - body_frames(&before);
+        (hot_allocations(&after) - hot_allocations(&before), frames)
+    })
+}
+
+#[test]
+fn a_forwarded_frame_allocates_nothing_on_shard_and_control_threads() {
+    let (allocations, frames) = measure(&Setup::default());
+    assert!(frames >= COUNTED_FRAMES);
+    assert_eq!(allocations, 0.0, "over {frames} frames");
+}
+
+#[test]
+fn a_planted_allocation_per_frame_is_seen() {
+    let environment = vec![("IOP_TEST_ALLOC_PER_FRAME", "1")];
+    let (allocations, frames) = measure(&Setup { environment, ..Setup::default() });
+    assert!(allocations >= frames, "{allocations} allocations over {frames} frames");
+}
