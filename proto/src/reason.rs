@@ -115,6 +115,11 @@ reasons! {
     // ── node connections: handshake and identity ──
     TlsHandshakeFailed: "tls_handshake_failed", 0, Peer, Edge, "TLS handshake failed.";
     TlsHandshakeTimeout: "tls_handshake_timeout", 0, Peer, Edge, "TLS handshake did not finish in time.";
+    PlaintextOnTlsPort: "plaintext_on_tls_port", 0, Peer, Edge, "The peer does not speak TLS on a TLS port.";
+    TlsOnPlaintextPort: "tls_on_plaintext_port", 0, Peer, Edge, "The peer speaks TLS on a plaintext port.";
+    CertificateUntrusted: "certificate_untrusted", 0, Peer, Edge, "The peer's certificate is not signed by a trusted authority.";
+    CertificateExpired: "certificate_expired", 0, Peer, Edge, "The peer's certificate is not valid now.";
+    IdentityInvalid: "identity_invalid", 0, Peer, Edge, "The peer's certificate breaks the rules of a workload identity.";
     AlpnMismatch: "alpn_mismatch", 0, Peer, Edge, "The peer does not speak this protocol version.";
     IdentityMissing: "identity_missing", 0, Peer, Edge, "The peer's certificate carries no workload identity.";
     IdentityWrongRole: "identity_wrong_role", 0, Peer, Edge, "The peer's certificate has the wrong role.";
@@ -134,6 +139,7 @@ reasons! {
     PeerClosed: "peer_closed", 0, Peer, Edge, "the peer closed the connection";
     SocketError: "socket_error", 0, Peer, Edge, "the connection broke";
     RecordInvalid: "record_invalid", 0, Peer, Edge, "a TLS record could not be opened";
+    SealFailed: "seal_failed", 0, Local, Edge, "a TLS record could not be sealed";
     EnvelopeEmpty: "envelope_empty", 0, Peer, Edge, "an envelope of length zero";
     EnvelopeTooLong: "envelope_too_long", 0, Peer, Edge, "an envelope over its limit";
     EnvelopeMalformed: "envelope_malformed", 0, Peer, Edge, "an envelope that cannot be decoded";
@@ -165,7 +171,11 @@ mod tests {
     fn every_text_is_a_sentence_and_every_status_is_an_error() {
         for reason in Reason::ALL {
             assert!(!reason.text().is_empty());
-            assert!(matches!(reason.status(), 0 | 400..=599), "{}", reason.label());
+            assert!(
+                matches!(reason.status(), 0 | 400..=599),
+                "{}",
+                reason.label()
+            );
         }
     }
 }
