@@ -28,6 +28,7 @@ use crate::lanes::{Waker, link};
 use crate::metrics::{
     ControlMetrics, Exposition, FrontMetric, FrontMetrics, ShardMetric, ShardMetrics, ShardReader,
 };
+use crate::shard::transfer::Peers;
 use crate::shard::uring::RingError;
 use crate::shard::{Shard, ShardConfig, ShardParts};
 use crate::surface::openai::ModelCatalog;
@@ -97,11 +98,7 @@ impl FrontHooks for Hooks {
     fn clients_released(&self) -> u64 {
         self.shards
             .iter()
-            .map(|shard| {
-                // The gauge first: a client taken in between is then counted as open, not as gone.
-                let open = shard.get(ShardMetric::Clients);
-                shard.get(ShardMetric::ClientsTaken).saturating_sub(open)
-            })
+            .map(|shard| shard.get(ShardMetric::ClientsReleased))
             .sum()
     }
 
@@ -320,8 +317,10 @@ impl Threads<'_> {
             source,
         })?;
         let (mut readers, mut doors, mut links) = (Vec::new(), Vec::new(), Vec::new());
-        for (row, access) in sinks.into_iter().enumerate() {
-            let waker = waker()?;
+        let wakers = (0..count).map(|_| waker()).collect::<Result<Vec<_>, _>>()?;
+        let peers = Peers::mesh(&wakers);
+        for (row, (access, peers)) in sinks.into_iter().zip(peers).enumerate() {
+            let waker = wakers[row].clone();
             let (lanes, control_end) = link(&waker, self.control);
             let (door, arrivals) = front::door(waker.clone());
             let (metrics, reader) = ShardMetrics::new();
@@ -338,6 +337,7 @@ impl Threads<'_> {
                 waker,
                 metrics,
                 access,
+                peers,
             };
             self.spawn(
                 row,

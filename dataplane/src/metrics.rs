@@ -112,6 +112,7 @@ metrics! {
 
     Clients: Gauge, "iop_edge_clients", [], "Client connections open on shards.";
     ClientsTaken: Counter, "iop_edge_client_connections_total", [], "Client connections that shards took over from the front.";
+    ClientsReleased: Counter, "iop_edge_client_connections_closed_total", [], "Client connections that shards have let go.";
     ClientTransfers: Counter, "iop_edge_client_transfers_total", [], "Client connections moved to the shard of their node.";
     ClientBytesIn: Counter, "iop_edge_client_bytes_total", ["direction" = "in"], "Bytes on client connections, TLS included.";
     ClientBytesOut: Counter, "iop_edge_client_bytes_total", ["direction" = "out"], "Bytes on client connections, TLS included.";

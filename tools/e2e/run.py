@@ -53,8 +53,8 @@ def fetch(port, path):
 class Stage:
     """Everything that runs, in a folder of its own."""
 
-    def __init__(self, iop, out):
-        self.iop, self.out = iop, out
+    def __init__(self, iop, out, shards):
+        self.iop, self.out, self.shards = iop, out, shards
         self.parts = {}
         self.logs = []
 
@@ -100,6 +100,7 @@ class Stage:
     def edge_yaml(self):
         digest = hashlib.sha256(KEY.encode()).hexdigest()
         (self.out / "edge.yaml").write_text(f"""
+shards: {self.shards}
 listeners:
   nodes: "127.0.0.1:{self.nodes}"
   clients: "127.0.0.1:{self.clients}"
@@ -358,9 +359,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--iop", required=True, type=lambda path: str(pathlib.Path(path).resolve()))
     parser.add_argument("--out", required=True, type=lambda path: pathlib.Path(path).resolve())
+    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    stage = Stage(arguments.iop, arguments.out)
+    passed = failed = 0
+    for shards in arguments.shards:
+        print(f"with {shards} shard(s)")
+        more = run_steps(arguments.iop, arguments.out / f"shards-{shards}", shards)
+        passed, failed = passed + more[0], failed + more[1]
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def run_steps(iop, out, shards):
+    out.mkdir(parents=True, exist_ok=True)
+    stage = Stage(iop, out, shards)
     passed = failed = 0
     try:
         stage.open()
@@ -379,8 +391,7 @@ def main():
         traceback.print_exc()
     finally:
         stage.close()
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    return passed, failed
 
 
 if __name__ == "__main__":

@@ -2,9 +2,103 @@
 //!
 //! Lives on: one shard. Bound: the body pool; a Content-Length is reserved whole before the first
 //! byte is taken, a chunked body in steps of `BODY_STEP_BYTES`. `[D-45]`
+use iop_proto::ids::ShardIndex;
 use iop_proto::limits::BLOCK_BYTES;
 
-use super::buffer::{Chain, Chains};
+use super::buffer::{Chain, Chains, LentBlock};
+
+/// The bytes of a body: in a chain of this shard's pool, or on loan from the shard that collected it.
+#[derive(Debug)]
+pub(super) enum Body {
+    Own(Chain),
+    Lent(Lent),
+}
+
+/// A body on loan, read from the front.
+#[derive(Debug)]
+pub(super) struct Lent {
+    /// Whose pool the blocks belong to.
+    pub owner: ShardIndex,
+    pub blocks: Box<[LentBlock]>,
+    /// First block that is not read to its end, and how much of it is read.
+    at: usize,
+    offset: usize,
+    left: u64,
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::Own(Chain::EMPTY)
+    }
+}
+
+impl Body {
+    /// Bytes that have not been consumed.
+    pub(super) const fn bytes(&self) -> u64 {
+        match self {
+            Self::Own(chain) => chain.bytes(),
+            Self::Lent(lent) => lent.left,
+        }
+    }
+
+    /// Its first contiguous bytes; empty when nothing is left.
+    pub(super) fn front<'a>(&'a self, pool: &'a Chains) -> &'a [u8] {
+        match self {
+            Self::Own(chain) => pool.front(chain),
+            Self::Lent(lent) => lent.blocks.get(lent.at).map_or(&[], |b| &b.bytes()[lent.offset..]),
+        }
+    }
+
+    /// Drops its first `bytes`.
+    pub(super) fn consume(&mut self, pool: &mut Chains, mut bytes: usize) {
+        match self {
+            Self::Own(chain) => pool.consume(chain, bytes),
+            Self::Lent(lent) => {
+                lent.left -= bytes as u64;
+                while let Some(block) = lent.blocks.get(lent.at) {
+                    let held = block.bytes().len() - lent.offset;
+                    if bytes < held {
+                        lent.offset += bytes;
+                        return;
+                    }
+                    bytes -= held;
+                    (lent.at, lent.offset) = (lent.at + 1, 0);
+                }
+            }
+        }
+    }
+
+    /// The chain of a body that is being collected here.
+    pub(super) fn collecting(&mut self) -> &mut Chain {
+        match self {
+            Self::Own(chain) => chain,
+            Self::Lent(_) => unreachable!("a body on loan is whole"),
+        }
+    }
+
+    /// Lets go of it: blocks of `pool` go back at once, lent ones are returned for their owner.
+    pub(super) fn clear(&mut self, pool: &mut Chains) -> Option<Lent> {
+        match std::mem::take(self) {
+            Self::Own(mut chain) => {
+                pool.clear(&mut chain);
+                None
+            }
+            Self::Lent(lent) => Some(lent),
+        }
+    }
+
+    /// Makes it readable by another shard.
+    pub(super) fn lend(self, pool: &mut Chains, owner: ShardIndex) -> Self {
+        match self {
+            Self::Own(mut chain) => {
+                let left = chain.bytes();
+                let blocks = pool.lend(&mut chain);
+                Self::Lent(Lent { owner, blocks, at: 0, offset: 0, left })
+            }
+            lent @ Self::Lent(_) => lent,
+        }
+    }
+}
 
 /// A collected body and the place of its `model` value.
 ///
@@ -16,7 +110,7 @@ use super::buffer::{Chain, Chains};
 /// ```
 #[derive(Debug, Default)]
 pub(super) struct Request {
-    pub body: Chain,
+    pub body: Body,
     /// Offsets of the JSON string, quotes included, in the body.
     pub model_start: u64,
     pub model_end: u64,
@@ -27,10 +121,6 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn take(&mut self) -> Self {
         std::mem::take(self)
-    }
-
-    pub(super) fn clear(&mut self, pool: &mut Chains) {
-        pool.clear(&mut self.body);
     }
 
     /// Bytes of the body once `model` is `replacement` bytes long.
@@ -68,10 +158,5 @@ impl Reservations {
     /// `blocks` of a promise were taken from the pool, or are not needed any more.
     pub(super) fn release(&mut self, blocks: u32) {
         self.blocks -= blocks;
-    }
-
-    /// Blocks promised and not taken.
-    pub(super) const fn outstanding(&self) -> u32 {
-        self.blocks
     }
 }

@@ -1,4 +1,4 @@
-//! HOT. Pools of a shard: blocks in chains, and single blocks.
+//! HOT. Pools of a shard: blocks in chains, and single blocks. (Lending, which makes a list, is warm.)
 //!
 //! Lives on: one shard. Bound: each pool is made once with a fixed number of blocks; an empty pool
 //! is an answer (`None`, `Dry`), never growth. The memory is taken zeroed from the system at start,
@@ -42,6 +42,63 @@ impl Pool {
     }
 }
 
+/// Zeroed memory that lives as long as the process. Blocks of it may be lent to another thread for
+/// reading, so it is reached through a pointer and never through one reference to all of it.
+#[derive(Debug)]
+struct Region {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the region belongs to whoever holds it; what it lends is described at `lend`.
+unsafe impl Send for Region {}
+
+impl Region {
+    fn new(length: usize) -> Self {
+        let region: &'static mut [u8] = vec![0; length].leak();
+        Self {
+            start: region.as_mut_ptr(),
+            length,
+        }
+    }
+
+    fn bytes(&self, from: usize, to: usize) -> &[u8] {
+        assert!(from <= to && to <= self.length);
+        // SAFETY: inside the region; a block is written only through `bytes_mut` of its one pool, on
+        // this thread, and `&self` keeps that off while the slice lives.
+        unsafe { std::slice::from_raw_parts(self.start.add(from), to - from) }
+    }
+
+    fn bytes_mut(&mut self, from: usize, to: usize) -> &mut [u8] {
+        assert!(from <= to && to <= self.length);
+        // SAFETY: inside the region; `&mut self` rules out other slices of this thread, and a lent
+        // block is not in any chain, so nobody asks for its bytes until it is back.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(from), to - from) }
+    }
+
+    /// As `bytes`, for as long as the borrower likes: the memory is never freed, and the pool writes
+    /// to a lent block only after `Chains::take_back`.
+    fn lend(&self, from: usize, to: usize) -> &'static [u8] {
+        assert!(from <= to && to <= self.length);
+        // SAFETY: inside a region that lives for ever; see above for writes.
+        unsafe { std::slice::from_raw_parts(self.start.add(from), to - from) }
+    }
+}
+
+/// A block on loan: its bytes, and its row in the pool it belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct LentBlock {
+    bytes: &'static [u8],
+    row: u32,
+}
+
+impl LentBlock {
+    #[must_use]
+    pub const fn bytes(&self) -> &'static [u8] {
+        self.bytes
+    }
+}
+
 const NONE: u32 = u32::MAX;
 
 /// What a block of a chain holds: bytes `start..end`, and the block behind it.
@@ -55,7 +112,7 @@ struct Link {
 /// Blocks that form chains. A chain is a queue of bytes; several chains share the pool.
 #[derive(Debug)]
 pub struct Chains {
-    region: &'static mut [u8],
+    region: Region,
     links: Vec<Link>,
     free: u32,
     used: u32,
@@ -118,7 +175,7 @@ impl Chains {
             })
             .collect();
         Self {
-            region: vec![0; blocks as usize * BLOCK].leak(),
+            region: Region::new(blocks as usize * BLOCK),
             links,
             free: if blocks == 0 { NONE } else { 0 },
             used: 0,
@@ -186,7 +243,7 @@ impl Chains {
             self.grow(chain)?
         };
         let end = self.links[row].end as usize;
-        Ok(&mut self.region[row * BLOCK + end..(row + 1) * BLOCK])
+        Ok(self.region.bytes_mut(row * BLOCK + end, (row + 1) * BLOCK))
     }
 
     /// The first `bytes` of what `room` gave are now part of the chain.
@@ -224,7 +281,7 @@ impl Chains {
         }
         let row = chain.head as usize;
         let link = self.links[row];
-        &self.region[row * BLOCK + link.start as usize..row * BLOCK + link.end as usize]
+        self.region.bytes(row * BLOCK + link.start as usize, row * BLOCK + link.end as usize)
     }
 
     /// Drops the chain's first `bytes`.
@@ -266,6 +323,29 @@ impl Chains {
         *chain = Chain::EMPTY;
     }
 
+    /// Takes the chain apart to be read by another thread; its blocks stay used until `take_back`.
+    #[must_use]
+    pub fn lend(&mut self, chain: &mut Chain) -> Box<[LentBlock]> {
+        let mut blocks = Vec::with_capacity((chain.bytes / u64::from(BLOCK_BYTES)) as usize + 2);
+        let mut row = chain.head;
+        while row != NONE {
+            let link = self.links[row as usize];
+            let at = row as usize * BLOCK;
+            let bytes = self.region.lend(at + link.start as usize, at + link.end as usize);
+            blocks.push(LentBlock { bytes, row });
+            row = link.next;
+        }
+        *chain = Chain::EMPTY;
+        blocks.into_boxed_slice()
+    }
+
+    /// Takes back what this pool lent; the borrower has let go of the bytes.
+    pub fn take_back(&mut self, blocks: &[LentBlock]) {
+        for block in blocks {
+            self.free_block(block.row);
+        }
+    }
+
     /// Visits the chain's contiguous pieces, front to back.
     pub fn pieces<'a>(&'a self, chain: &Chain) -> impl Iterator<Item = &'a [u8]> + 'a {
         let mut row = chain.head;
@@ -276,7 +356,7 @@ impl Chains {
             let at = row as usize * BLOCK;
             let link = self.links[row as usize];
             row = link.next;
-            Some(&self.region[at + link.start as usize..at + link.end as usize])
+            Some(self.region.bytes(at + link.start as usize, at + link.end as usize))
         })
     }
 }

@@ -23,11 +23,12 @@ use iop_proto::reason::Reason;
 
 use super::Shard;
 use super::body::Request;
-use super::buffer::Chain;
+use super::buffer::{Chain, Pool};
 use super::http1::{Asked, BodyMeter, ChunkDecoder, Head, HeadCursor, ResponsePlan};
 use super::inbound::{Inbound, Plain};
 use super::send::{Framing, Output, SendError, Sender, Socket};
 use super::splice::ModelScanner;
+use super::transfer::Granted;
 use super::uring::{Kind, Token};
 use crate::front::handover::ClientHandover;
 use crate::keys::Caller;
@@ -45,6 +46,8 @@ pub(super) enum Phase {
     Body,
     /// Its whole request is at control.
     Waiting,
+    /// Its run is on another shard; its operations are being joined. `[D-33]`
+    Leaving { granted: Granted },
     /// Its request is `run`, here or at the node.
     Running {
         run: u32,
@@ -80,7 +83,7 @@ pub(super) struct Client {
     pub cursor: HeadCursor,
     pub parsed: Option<Head>,
     /// Bytes behind the request in progress.
-    early: Chain,
+    pub early: Chain,
 
     pub reader: BodyReader,
     pub scanner: ModelScanner,
@@ -180,6 +183,23 @@ impl Client {
         }
     }
 
+    /// Operations that wait for the peer, and whether each is armed.
+    pub(super) const fn armed_inputs(&self) -> [(bool, Kind); 2] {
+        [
+            (self.receiving, Kind::ClientReceive),
+            (self.polling, Kind::ClientHangup),
+        ]
+    }
+
+    /// A copy of the carried part of a record; its block goes back.
+    pub(super) fn take_carried(&mut self, pool: &mut Pool) -> Vec<u8> {
+        self.inbound.take(pool)
+    }
+
+    pub(super) fn place_carried(&mut self, bytes: &[u8], pool: &mut Pool) -> bool {
+        self.inbound.place(bytes, pool)
+    }
+
     /// The tenant `generation` is here and not closing.
     pub(super) fn is_live(&self, generation: u32) -> bool {
         self.generation == generation && !matches!(self.phase, Phase::Free | Phase::Closing)
@@ -206,6 +226,7 @@ impl Shard {
             deadline: Some(self.now.after_ms(self.config.timeouts.head_ms)),
             ..Client::free()
         };
+        self.clients_high = self.clients_high.max(row + 1);
         self.metrics.inc(ShardMetric::ClientsTaken);
         self.metrics.add(ShardMetric::Clients, 1);
         for piece in handover.early.chunks(super::BLOCK) {
@@ -223,7 +244,11 @@ impl Shard {
     /// Keeps a read, or after early bytes a poll for hang-up, armed.
     pub(super) fn arm_client_input(&mut self, row: usize) {
         let client = &mut self.clients[row];
-        if matches!(client.phase, Phase::Free | Phase::Closing) || client.input_closed {
+        let stays = !matches!(
+            client.phase,
+            Phase::Free | Phase::Closing | Phase::Leaving { .. }
+        );
+        if !stays || client.input_closed {
             return;
         }
         let Some(fd) = &client.fd else { return };
@@ -260,6 +285,7 @@ impl Shard {
                 self.arm_client_input(row);
             }
             (_, 0) => self.client_eof(row),
+            (_, error) if -error == libc::ECANCELED => {} // it leaves for another shard
             (_, error) if -error == libc::ENOBUFS => {
                 self.metrics.inc(ShardMetric::ReceiveExhausted);
                 self.rearm_clients
@@ -270,6 +296,7 @@ impl Shard {
             }
             (_, _) => self.client_gone(row),
         }
+        self.try_leave(row);
     }
 
     /// The poll for hang-up completed.
@@ -280,6 +307,7 @@ impl Shard {
         match client.phase {
             Phase::Closing => self.try_free_client(row),
             Phase::Free => {}
+            Phase::Leaving { .. } if result == -libc::ECANCELED => self.try_leave(row),
             // Cancelled because its phase wanted a read again.
             _ if result == -libc::ECANCELED => self.arm_client_input(row),
             _ => {
@@ -346,7 +374,10 @@ impl Shard {
             let used = match self.clients[row].phase {
                 Phase::Head => self.head_bytes(row, bytes),
                 Phase::Body => self.body_bytes(row, bytes),
-                Phase::Waiting | Phase::Running { .. } | Phase::Flushing => {
+                Phase::Waiting
+                | Phase::Leaving { .. }
+                | Phase::Running { .. }
+                | Phase::Flushing => {
                     if self
                         .early
                         .append(&mut self.clients[row].early, bytes)
@@ -411,7 +442,7 @@ impl Shard {
         let client = &mut self.clients[row];
         client.input_closed = true;
         match client.phase {
-            Phase::Waiting | Phase::Running { .. } if tolerated => {
+            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } if tolerated => {
                 client.asked.keep_alive = false;
             }
             // The answer is complete: it may still be wanted.
@@ -444,6 +475,13 @@ impl Shard {
     /// Takes the request in progress back from wherever it is.
     fn release_request(&mut self, row: usize) {
         match self.clients[row].phase {
+            Phase::Leaving { granted } => {
+                self.outbox.owe(Event::NotSent {
+                    run: granted.run,
+                    client: None,
+                });
+                self.log_access(row);
+            }
             Phase::Waiting => {
                 let client = self.client_reference(row);
                 self.outbox.owe(Event::ClientGone { client });
@@ -485,8 +523,9 @@ impl Shard {
 
     /// Gives back what the request in progress holds.
     pub(super) fn drop_request(&mut self, row: usize) {
+        let request = self.clients[row].request.take();
+        self.let_go(request);
         let client = &mut self.clients[row];
-        client.request.clear(&mut self.bodies);
         self.reservations
             .release(std::mem::take(&mut client.promised));
         if let Some(block) = client.head.take() {
@@ -515,6 +554,7 @@ impl Shard {
         client.phase = Phase::Free;
         self.free_clients.push(row as u32);
         self.metrics.dec(ShardMetric::Clients);
+        self.metrics.inc(ShardMetric::ClientsReleased);
     }
 
     // ── grants ───────────────────────────────────────────────────────────────────────────────────
@@ -536,6 +576,19 @@ impl Shard {
         provider: ProviderIndex,
     ) {
         let waiting = self.waiting_client(client);
+        if let Some(row) = waiting
+            && session.shard != self.index
+        {
+            self.leave(
+                row,
+                Granted {
+                    run,
+                    session,
+                    provider,
+                },
+            );
+            return;
+        }
         let open = self
             .sessions
             .get(session.slot as usize)
@@ -700,6 +753,7 @@ impl Shard {
     fn output_idle(&mut self, row: usize) {
         match self.clients[row].phase {
             Phase::Flushing => self.answer_delivered(row),
+            Phase::Leaving { .. } => self.try_leave(row),
             Phase::Draining => {
                 if let Some(fd) = &self.clients[row].fd {
                     super::uring::shutdown_write(fd);
@@ -813,7 +867,10 @@ impl Shard {
             }
             Phase::Body => self.refuse_unread(row, Reason::BodyTimeout),
             Phase::Draining => self.close_client(row, false),
-            Phase::Waiting | Phase::Running { .. } | Phase::Flushing => client.deadline = None,
+            Phase::Waiting
+            | Phase::Leaving { .. }
+            | Phase::Running { .. }
+            | Phase::Flushing => client.deadline = None,
             Phase::Free | Phase::Closing => {}
         }
     }

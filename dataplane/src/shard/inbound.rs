@@ -10,11 +10,11 @@ use crate::tls::Records;
 use crate::tls::record::{Opened, ReplyBuf};
 
 /// A block, and how many of its first bytes count.
-pub type Piece = (&'static mut [u8], usize);
+pub(super) type Piece = (&'static mut [u8], usize);
 
 /// Plaintext of one receive: what the carried record held, then what the buffer held.
 #[derive(Debug, Default)]
-pub struct Plain<'d> {
+pub(super) struct Plain<'d> {
     /// To be given back to its pool when the turn has settled.
     pub carried: Option<Piece>,
     pub direct: &'d [u8],
@@ -26,8 +26,7 @@ pub struct Plain<'d> {
 
 impl<'d> Plain<'d> {
     /// What came without protection.
-    #[must_use]
-    pub const fn of(data: &'d [u8]) -> Self {
+    pub(super) const fn of(data: &'d [u8]) -> Self {
         Self {
             carried: None,
             direct: data,
@@ -39,7 +38,7 @@ impl<'d> Plain<'d> {
 
 /// The front part of a record whose rest has not arrived.
 #[derive(Debug, Default)]
-pub struct Inbound {
+pub(super) struct Inbound {
     carry: Option<&'static mut [u8]>,
     length: usize,
 }
@@ -58,7 +57,7 @@ impl Inbound {
     /// # Errors
     /// When a record cannot be opened, or no block is left for a partial one. The alert to send is
     /// in `reply`.
-    pub fn open<'d>(
+    pub(super) fn open<'d>(
         &mut self,
         records: &mut Records,
         data: &'d mut [u8],
@@ -152,16 +151,32 @@ impl Inbound {
     }
 
     /// Gives the carried block back.
-    pub fn clear(&mut self, pool: &mut Pool) {
+    pub(super) fn clear(&mut self, pool: &mut Pool) {
         self.length = 0;
         if let Some(block) = self.carry.take() {
             pool.give(block);
         }
     }
 
-    /// Nothing is carried.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.length == 0
+    /// A copy of what is carried, for a connection that moves; the block goes back.
+    pub(super) fn take(&mut self, pool: &mut Pool) -> Vec<u8> {
+        let length = self.length;
+        let copy = self.carry.as_ref().map_or_else(Vec::new, |block| block[..length].to_vec());
+        self.clear(pool);
+        copy
+    }
+
+    /// Carries `bytes` on; `false`: no block is left.
+    pub(super) fn place(&mut self, bytes: &[u8], pool: &mut Pool) -> bool {
+        if bytes.is_empty() {
+            return true;
+        }
+        let Some(block) = pool.take() else {
+            return false;
+        };
+        block[..bytes.len()].copy_from_slice(bytes);
+        self.carry = Some(block);
+        self.length = bytes.len();
+        true
     }
 }

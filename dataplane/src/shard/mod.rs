@@ -22,6 +22,7 @@ mod run;
 pub mod send;
 mod session;
 pub mod splice;
+pub mod transfer;
 mod turn;
 pub mod uring;
 mod writer;
@@ -52,6 +53,7 @@ use outbox::Outbox;
 use run::Run;
 use send::Sender;
 use session::Session;
+use transfer::Peers;
 use uring::{Completion, ReceiveRing, Ring, RingError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -159,6 +161,7 @@ pub struct ShardParts {
     pub waker: Waker,
     pub metrics: ShardMetrics,
     pub access: AccessSink,
+    pub peers: Peers,
 }
 
 /// A shard's whole state.
@@ -214,6 +217,7 @@ pub struct Shard {
 
     outbox: Outbox,
     lanes: ShardEnd,
+    peers: Peers,
     arrivals: Consumer<Box<Handover>>,
     waker: Waker,
     metrics: ShardMetrics,
@@ -311,6 +315,7 @@ impl Shard {
             waker,
             metrics,
             access: parts.access,
+            peers: parts.peers,
             swept: Now::default(),
             draining: false,
             plant: crate::alloc::planted(),

@@ -164,7 +164,7 @@ impl Shard {
         }
         let client = &mut self.clients[row];
         let before = self.bodies.used();
-        let appended = self.bodies.append(&mut client.request.body, data);
+        let appended = self.bodies.append(client.request.body.collecting(), data);
         let taken = (self.bodies.used() - before).min(client.promised);
         client.promised -= taken;
         self.reservations.release(taken);

@@ -51,6 +51,8 @@ pub(super) struct Run {
     /// Neighbours in the session's bulk queue.
     pub before: u32,
     pub behind: u32,
+    /// A tenant that control ended before it arrived. `[D-32]`
+    pub dead: Option<RunRef>,
 }
 
 impl Run {
@@ -76,6 +78,7 @@ impl Run {
             response_wait_ms: 0,
             before: NONE,
             behind: NONE,
+            dead: None,
         }
     }
 
@@ -124,6 +127,7 @@ impl Shard {
             response_wait_ms,
             before: NONE,
             behind: NONE,
+            dead: None,
         };
         self.runs_live += 1;
         self.runs_high = self.runs_high.max(row + 1);
@@ -205,8 +209,9 @@ impl Shard {
     }
 
     fn free_run(&mut self, row: usize) {
+        let request = self.runs[row].request.take();
+        self.let_go(request);
         let run = &mut self.runs[row];
-        run.request.clear(&mut self.bodies);
         run.stage = Stage::Free;
         run.client = (NONE, 0);
         self.runs_live -= 1;
@@ -220,9 +225,11 @@ impl Shard {
         }
     }
 
-    /// Control ends a run: withdrawn if it has not begun, else cancelled. `[D-63]`
+    /// Control ends a run: withdrawn if it has not begun, else cancelled; one whose connection has not
+    /// arrived yet finds its slot dead. `[D-32]` `[D-63]`
     pub(super) fn cancel_by_control(&mut self, reference: RunRef, reason: Reason) {
         let Some(row) = self.run_of(reference) else {
+            self.runs[reference.slot as usize].dead = Some(reference);
             return;
         };
         match self.runs[row].stage {

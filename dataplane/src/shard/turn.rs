@@ -46,11 +46,13 @@ impl Shard {
             return Duration::ZERO;
         }
         self.waker.prepare();
-        let waiting = !self.lanes.effects.is_empty() || !self.arrivals.is_empty();
+        let waiting = !self.lanes.effects.is_empty()
+            || !self.arrivals.is_empty()
+            || self.peers.is_waiting();
         if waiting {
             return Duration::ZERO;
         }
-        if self.outbox.is_waiting() {
+        if self.outbox.is_waiting() || self.peers.is_holding() {
             return Duration::from_millis(1); // control is behind; it makes room without ringing
         }
         let open = self.metrics.get(ShardMetric::Sessions) + self.metrics.get(ShardMetric::Clients);
@@ -72,11 +74,13 @@ impl Shard {
         self.return_buffers();
         self.completions();
         self.parcels();
+        self.peer_parcels();
         self.effects();
         self.due();
         self.settle_closing();
         self.flush();
         self.rearm();
+        self.peers.flush();
         if self.outbox.push(&mut self.lanes.events) {
             self.lanes.control.ring();
         }
@@ -294,7 +298,7 @@ impl Shard {
         for row in 0..self.clients_high {
             match self.clients[row].phase {
                 Phase::Running { run } => self.fail_run(run as usize, Reason::Draining),
-                Phase::Waiting => self.client_ends(row, Reason::Draining),
+                Phase::Waiting | Phase::Leaving { .. } => self.client_ends(row, Reason::Draining),
                 Phase::Head | Phase::Body => self.close_client(row, true),
                 Phase::Free | Phase::Flushing | Phase::Draining | Phase::Closing => {}
             }

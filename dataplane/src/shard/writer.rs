@@ -338,13 +338,13 @@ impl Shard {
                 self.sessions[row].writer.current = Some(bulk);
                 return Ok(false);
             }
-            let front = self.bodies.front(&self.runs[run].request.body);
+            let front = self.runs[run].request.body.front(&self.bodies);
             let part = (front.len() as u64)
                 .min(bulk.left)
                 .min(u64::from(RECORD_PLAIN_BYTES_MAX));
             let part = part as usize;
             self.scratch[..part].copy_from_slice(&front[..part]);
-            self.bodies.consume(&mut self.runs[run].request.body, part);
+            self.runs[run].request.body.consume(&mut self.bodies, part);
             self.seal_scratch(row, part)?;
             bulk.left -= part as u64;
         }
@@ -355,7 +355,7 @@ impl Shard {
                 self.seal_scratch(row, length)?;
                 let request = &mut self.runs[run].request;
                 let replaced = (request.model_end - request.model_start) as usize;
-                self.bodies.consume(&mut request.body, replaced);
+                request.body.consume(&mut self.bodies, replaced);
                 Some((Part::BehindModel, request.body.bytes()))
             }
             Part::BehindModel => Some((Part::Tail, 0)),
