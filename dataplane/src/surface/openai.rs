@@ -1,0 +1,209 @@
+//! OpenAI's shapes: errors, in-band stream errors, the list of models.
+//!
+//! Lives on: shards; `ModelCatalog` is made when a configuration is loaded. View: one answer; one
+//! configuration. Bound: `ERROR_BYTES_MAX`; one rendered object per configured model.
+use iop_control::names::Names;
+use iop_proto::ids::ModelIndex;
+use iop_proto::limits::NAME_BYTES_MAX;
+use iop_proto::reason::Reason;
+
+use crate::keys::{Caller, KeyTable};
+use crate::shard::http1::{Allow, Asked, SimpleResponse, write_simple_response};
+use crate::text::{NoRoom, Writer};
+
+/// Media type of every JSON answer.
+pub const JSON: &str = "application/json";
+/// Every error body and in-band error event fits.
+pub const ERROR_BYTES_MAX: usize = 512;
+
+/// `type` of an error object.
+const fn kind(reason: Reason) -> &'static str {
+    match reason.status() {
+        401 => "authentication_error",
+        429 => "rate_limit_error",
+        // What the client asked for and no server could do.
+        400..=499 | 501 | 505 => "invalid_request_error",
+        _ => "server_error",
+    }
+}
+
+/// The request parameter an error is about.
+const fn param(reason: Reason) -> Option<&'static str> {
+    let of_model = matches!(
+        reason,
+        Reason::ModelMissing | Reason::ModelDuplicate | Reason::ModelUnknown
+    );
+    if of_model { Some("model") } else { None }
+}
+
+fn put_error(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
+    text.put(b"{\"error\":{\"message\":")?;
+    text.put_json_string(reason.text())?;
+    text.put(b",\"type\":")?;
+    text.put_json_string(kind(reason))?;
+    text.put(b",\"param\":")?;
+    match param(reason) {
+        Some(name) => text.put_json_string(name)?,
+        None => text.put(b"null")?,
+    }
+    text.put(b",\"code\":")?;
+    text.put_json_string(reason.label())?;
+    text.put(b"}}")
+}
+
+/// Writes the error object `{"error":{"message","type","param","code"}}`; returns its length.
+///
+/// # Errors
+/// `NoRoom`: never with `ERROR_BYTES_MAX` bytes.
+pub fn write_error(out: &mut [u8], reason: Reason) -> Result<usize, NoRoom> {
+    let mut text = Writer::new(out);
+    put_error(&mut text, reason)?;
+    Ok(text.written())
+}
+
+/// Writes the event that tells a failure within a stream; returns its length. The stream ends after it
+/// without `[DONE]`. It begins with an empty line, so that an event the provider broke off cannot
+/// swallow it; after a whole event that line means nothing. `[D-10]`
+///
+/// # Errors
+/// `NoRoom`: never with `ERROR_BYTES_MAX` bytes.
+pub fn write_error_event(out: &mut [u8], reason: Reason) -> Result<usize, NoRoom> {
+    let mut text = Writer::new(out);
+    text.put(b"\n\ndata: ")?;
+    put_error(&mut text, reason)?;
+    text.put(b"\n\n")?;
+    Ok(text.written())
+}
+
+/// What an answer to a refused request says beside the reason.
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal<'a> {
+    pub reason: Reason,
+    pub asked: Asked,
+    pub request_id: &'a [u8],
+    /// Seconds; 0: no Retry-After.
+    pub retry_after_s: u16,
+    /// For `MethodNotAllowed`.
+    pub allow: Option<Allow>,
+}
+
+/// Writes the whole answer to a refused request, head and error object; returns its length. A reason
+/// that answers no request (`status` 0) is answered as a failure of the node. `[D-11]` `[D-40]`
+///
+/// # Errors
+/// `NoRoom` when `out` is too short; with `2 * ERROR_BYTES_MAX` bytes never.
+pub fn write_refusal(out: &mut [u8], refusal: &Refusal<'_>) -> Result<usize, NoRoom> {
+    let mut body = [0; ERROR_BYTES_MAX];
+    let len = write_error(&mut body, refusal.reason)?;
+    let answer = SimpleResponse {
+        asked: refusal.asked,
+        status: if refusal.reason.status() == 0 {
+            502
+        } else {
+            refusal.reason.status()
+        },
+        content_type: JSON,
+        request_id: refusal.request_id,
+        source: Some(refusal.reason.source()),
+        retry_after_s: refusal.retry_after_s,
+        allow: refusal.allow,
+    };
+    write_simple_response(out, &answer, &body[..len])
+}
+
+/// The models of one configuration, each rendered once. `[D-17]` `[P-58]`
+#[derive(Debug)]
+pub struct ModelCatalog {
+    /// Objects one after another, without commas.
+    text: Vec<u8>,
+    /// Where each model's object ends, by row.
+    ends: Vec<usize>,
+}
+
+const LIST_START: &[u8] = b"{\"object\":\"list\",\"data\":[";
+const LIST_END: &[u8] = b"]}";
+
+impl ModelCatalog {
+    #[must_use]
+    pub fn new(names: &Names) -> Self {
+        let (mut text, mut ends) = (Vec::new(), Vec::new());
+        // Six bytes for each of the name's, were it all control characters, and the rest.
+        let mut object = vec![0; 6 * NAME_BYTES_MAX as usize + 128];
+        for model in &names.models {
+            let mut out = Writer::new(&mut object);
+            put_model(&mut out, &model.name, model.created).expect("a name of NAME_BYTES_MAX fits");
+            let len = out.written();
+            text.extend_from_slice(&object[..len]);
+            ends.push(text.len());
+        }
+        Self { text, ends }
+    }
+
+    /// Answer to `GET /v1/models/{id}`.
+    #[must_use]
+    pub fn model(&self, model: ModelIndex) -> &[u8] {
+        let row = model.row();
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.text[start..self.ends[row]]
+    }
+
+    /// Answer to `GET /v1/models` in pieces: the models that `caller` may name, in configured order.
+    pub fn list<'a>(
+        &'a self,
+        keys: &'a KeyTable,
+        caller: Caller,
+    ) -> impl Iterator<Item = &'a [u8]> + Clone + 'a {
+        let permitted = (0..self.ends.len())
+            .filter_map(ModelIndex::new)
+            .filter(move |&model| keys.permits(caller, model));
+        let objects = permitted.enumerate().flat_map(|(place, model)| {
+            let comma: &[u8] = if place == 0 { b"" } else { b"," };
+            [comma, self.model(model)]
+        });
+        [LIST_START].into_iter().chain(objects).chain([LIST_END])
+    }
+
+    /// Bytes of that answer.
+    #[must_use]
+    pub fn list_bytes(&self, keys: &KeyTable, caller: Caller) -> u64 {
+        self.list(keys, caller)
+            .map(|piece| piece.len() as u64)
+            .sum()
+    }
+}
+
+fn put_model(text: &mut Writer<'_>, name: &str, created: u64) -> Result<(), NoRoom> {
+    text.put(b"{\"id\":")?;
+    text.put_json_string(name)?;
+    text.put(b",\"object\":\"model\",\"created\":")?;
+    text.put_decimal(created)?;
+    text.put(b",\"owned_by\":\"iop\"}")
+}
+
+/// The model id that a path holds percent-encoded, decoded into `out`. `None` for a broken escape or
+/// an id longer than any name.
+#[must_use]
+pub fn decode_model_id<'a>(
+    encoded: &[u8],
+    out: &'a mut [u8; NAME_BYTES_MAX as usize],
+) -> Option<&'a [u8]> {
+    let (mut at, mut len) = (0, 0);
+    while let Some(&byte) = encoded.get(at) {
+        let (byte, width) = match byte {
+            b'%' => {
+                let digit = |&b: &u8| {
+                    char::from(b)
+                        .to_digit(16)
+                        .and_then(|d| u8::try_from(d).ok())
+                };
+                let (high, low) = (encoded.get(at + 1)?, encoded.get(at + 2)?);
+                (digit(high)? << 4 | digit(low)?, 3)
+            }
+            plain => (plain, 1),
+        };
+        *out.get_mut(len)? = byte;
+        len += 1;
+        at += width;
+    }
+    Some(&out[..len])
+}

@@ -1,0 +1,79 @@
+//! No HTTP part allocates for a request or an answer.
+use std::hint::black_box;
+
+use iop_dataplane::alloc::heap_calls;
+use iop_dataplane::keys::KeyTable;
+use iop_dataplane::shard::http1::{
+    ChunkDecoder, HeadCursor, parse_head, plan_response, wipe_credentials, write_chunk_head,
+    write_response_head,
+};
+use iop_dataplane::shard::splice::{ModelScanner, write_json_string};
+use iop_dataplane::surface::openai::{Refusal, write_error_event, write_refusal};
+use iop_proto::reason::Reason;
+
+const HEAD: &[u8] =
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: edge\r\nAuthorization: Bearer sk\r\n\
+    Connection: keep-alive, x-hop\r\nX-Hop: 1\r\nTransfer-Encoding: chunked\r\nAccept: */*\r\n\r\n";
+const BODY: &[u8] = b"{\"messages\":[{\"role\":\"user\",\"content\":\"h\\u0069\"}],\"model\":\"m\",\"stream\":true}";
+
+/// One request through every part; what it found, so that nothing is optimised away.
+fn exchange(head: &mut [u8], keys: &KeyTable) -> usize {
+    let mut cursor = HeadCursor::default();
+    assert_eq!(cursor.parse(&head[..40]), Ok(None));
+    let parsed = cursor.parse(head).unwrap().unwrap();
+    let mut seen = usize::from(
+        keys.admit(parsed.credential.map(|span| span.of(head)))
+            .is_ok(),
+    );
+    wipe_credentials(head, &parsed);
+    parsed.visit_forwarded(head, b"own", |name, value| seen += name.len() + value.len());
+
+    let mut line = [0; 18];
+    let mut decoder = ChunkDecoder::default();
+    let len = write_chunk_head(&mut line, BODY.len());
+    seen += decoder.step(&line[..len]).unwrap().consumed;
+    let step = decoder.step(BODY).unwrap();
+    let mut scanner = ModelScanner::new();
+    scanner.push(&BODY[step.data]).unwrap();
+    let span = scanner.finish().unwrap();
+    let mut out = [0; 1024];
+    seen += usize::from(span.stream) + write_json_string(&mut out, "target").unwrap();
+
+    let headers = [
+        (&b"Content-Type"[..], &b"text/event-stream"[..]),
+        (b"connection", b"x, y"),
+    ];
+    let plan = plan_response(parsed.asked(), 200, headers.into_iter()).unwrap();
+    seen += write_response_head(&mut out, &plan, headers.into_iter(), b"own")
+        .unwrap()
+        .len;
+    seen += write_error_event(&mut out, Reason::NodeLost).unwrap();
+    let refusal = Refusal {
+        reason: Reason::QueueFull,
+        asked: parsed.asked(),
+        request_id: b"own",
+        retry_after_s: 1,
+        allow: None,
+    };
+    seen + write_refusal(&mut out, &refusal).unwrap()
+}
+
+#[test]
+fn nothing_allocates() {
+    let keys = KeyTable::new(&[]);
+    let mut heads: Vec<Vec<u8>> = (0..100).map(|_| HEAD.to_vec()).collect();
+    let (calls, seen) = heap_calls(|| {
+        heads
+            .iter_mut()
+            .map(|head| exchange(head, &keys))
+            .sum::<usize>()
+    });
+    assert_eq!(calls, 0);
+    assert!(seen > 100 * 100);
+    let (calls, _) =
+        heap_calls(|| black_box(parse_head(b"GET / HTTP/1.1\nHost: e\r\n\r\n")).is_err());
+    assert_eq!(calls, 0);
+    // The counter counts.
+    let (calls, _) = heap_calls(|| black_box(vec![black_box(0u8); 16]));
+    assert!(calls > 0);
+}

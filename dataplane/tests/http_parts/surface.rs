@@ -1,0 +1,247 @@
+//! Error shapes, in-band errors, the list of models.
+use iop_control::names::{ModelName, Names, QueueLimits};
+use iop_dataplane::config::ApiKey;
+use iop_dataplane::keys::{Caller, KeyTable};
+use iop_dataplane::shard::http1::{Allow, Asked, Version};
+use iop_dataplane::surface::openai::{
+    ERROR_BYTES_MAX, ModelCatalog, Refusal, decode_model_id, write_error, write_error_event,
+    write_refusal,
+};
+use iop_proto::ids::{KeyIndex, ModelIndex};
+use iop_proto::reason::{Reason, Source};
+use serde_json::{Value, json};
+
+const ASKED: Asked = Asked {
+    head_only: false,
+    version: Version::Http11,
+    keep_alive: false,
+};
+
+fn error_of(reason: Reason) -> Value {
+    let mut out = [0; ERROR_BYTES_MAX];
+    let len = write_error(&mut out, reason).unwrap();
+    serde_json::from_slice(&out[..len]).unwrap()
+}
+
+#[test]
+fn errors_have_openai_shape_whatever_the_reason() {
+    for (reason, kind, param, code) in [
+        (
+            Reason::ModelUnknown,
+            "invalid_request_error",
+            json!("model"),
+            "model_not_found",
+        ),
+        (
+            Reason::KeyMissing,
+            "authentication_error",
+            json!(null),
+            "invalid_api_key",
+        ),
+        (
+            Reason::QueueFull,
+            "rate_limit_error",
+            json!(null),
+            "queue_full",
+        ),
+        (
+            Reason::QueueTimeout,
+            "server_error",
+            json!(null),
+            "queue_timeout",
+        ),
+        (
+            Reason::ModelDuplicate,
+            "invalid_request_error",
+            json!("model"),
+            "model_duplicate",
+        ),
+        (
+            Reason::TransferCodingUnknown,
+            "invalid_request_error",
+            json!(null),
+            "transfer_coding_unknown",
+        ),
+        (
+            Reason::ProviderUnreachable,
+            "server_error",
+            json!(null),
+            "provider_unreachable",
+        ),
+    ] {
+        let error = json!({"message": reason.text(), "type": kind, "param": param, "code": code});
+        assert_eq!(error_of(reason), json!({ "error": error }));
+    }
+    for &reason in Reason::ALL {
+        assert_eq!(error_of(reason)["error"]["code"], reason.label());
+        let mut out = [0; 2 * ERROR_BYTES_MAX];
+        let refusal = Refusal {
+            reason,
+            asked: ASKED,
+            request_id: &[b'i'; 128],
+            retry_after_s: u16::MAX,
+            allow: Some(Allow::Get),
+        };
+        assert!(
+            write_refusal(&mut out, &refusal).is_ok(),
+            "{}",
+            reason.label()
+        );
+        assert!(write_error_event(&mut out[..ERROR_BYTES_MAX], reason).is_ok());
+    }
+}
+
+#[test]
+fn a_refusal_is_a_whole_answer() {
+    let mut out = [0; 1024];
+    let refusal = Refusal {
+        reason: Reason::NodeLost,
+        asked: ASKED,
+        request_id: b"id",
+        retry_after_s: 3,
+        allow: None,
+    };
+    let len = write_refusal(&mut out, &refusal).unwrap();
+    let text = str::from_utf8(&out[..len]).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(body).unwrap(),
+        error_of(Reason::NodeLost)
+    );
+    assert_eq!(
+        head,
+        format!(
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+         retry-after: 3\r\nx-iop-error-source: node\r\nconnection: close\r\nx-request-id: id",
+            body.len(),
+        )
+    );
+    assert_eq!(Reason::NodeLost.source(), Source::Node);
+    // A reason that has no status of its own still answers.
+    let len = write_refusal(
+        &mut out,
+        &Refusal {
+            reason: Reason::ClientGone,
+            ..refusal
+        },
+    )
+    .unwrap();
+    assert!(out[..len].starts_with(b"HTTP/1.1 502 "));
+}
+
+/// A line-based reader as in WHATWG "event stream interpretation", data fields only.
+fn events(stream: &str) -> Vec<String> {
+    let mut events = Vec::new();
+    let mut data = Vec::new();
+    for line in stream.lines() {
+        if line.is_empty() && !data.is_empty() {
+            events.push(data.join("\n"));
+            data.clear();
+        } else if let Some(rest) = line.strip_prefix("data:") {
+            data.push(rest.strip_prefix(' ').unwrap_or(rest));
+        }
+    }
+    events
+}
+
+#[test]
+fn an_error_event_stands_alone_wherever_the_stream_broke() {
+    let mut out = [0; ERROR_BYTES_MAX];
+    let len = write_error_event(&mut out, Reason::ProviderUnreachable).unwrap();
+    let event = str::from_utf8(&out[..len]).unwrap();
+    for (sent, before) in [
+        ("", 0),
+        ("data: {\"a\":1}\n\n", 1),
+        ("data: {\"a\":1}\r\n\r\n", 1),
+        ("data: {\"a\":1}\n", 1),
+        ("data: {\"a\":", 1),
+        ("da", 0),
+        (": comment", 0),
+    ] {
+        let seen = events(&format!("{sent}{event}"));
+        assert_eq!(seen.len(), before + 1, "{sent:?}");
+        let last: Value = serde_json::from_str(seen.last().unwrap()).unwrap();
+        assert_eq!(last, error_of(Reason::ProviderUnreachable));
+    }
+}
+
+fn names(models: &[&str]) -> Names {
+    let model = |name: &&str| ModelName {
+        name: (*name).to_owned(),
+        providers: Vec::new(),
+        long_threshold_bytes: 1,
+        created: 1_700_000_000,
+    };
+    Names {
+        nodes: Vec::new(),
+        providers: Vec::new(),
+        models: models.iter().map(model).collect(),
+        queue: QueueLimits {
+            waiters_max: 1,
+            waiting_bytes_max: 1,
+            wait_ms: 1,
+        },
+    }
+}
+
+fn listed(catalog: &ModelCatalog, keys: &KeyTable, caller: Caller) -> Value {
+    let whole: Vec<u8> = catalog.list(keys, caller).flatten().copied().collect();
+    assert_eq!(catalog.list_bytes(keys, caller), whole.len() as u64);
+    serde_json::from_slice(&whole).unwrap()
+}
+
+#[test]
+fn models_are_listed_as_far_as_the_key_may_name_them() {
+    let longest = "\u{1}".repeat(256);
+    let catalog = ModelCatalog::new(&names(&["a", "org/b \"c\"", &longest]));
+    let row = |row: usize| ModelIndex::new(row).unwrap();
+    let key = |models: Option<Vec<ModelIndex>>| ApiKey {
+        principal: "p".into(),
+        hash: [1; 32],
+        models,
+    };
+    let keys = KeyTable::new(&[key(None), key(Some(vec![row(1)])), key(Some(vec![]))]);
+    let caller = |index: usize| Caller::Key(KeyIndex::new(index).unwrap());
+    let object = |id: &str| json!({"id": id, "object": "model", "created": 1_700_000_000, "owned_by": "iop"});
+    let all = json!([object("a"), object("org/b \"c\""), object(&longest)]);
+    for (caller, data) in [
+        (Caller::Anyone, all.clone()),
+        (caller(0), all),
+        (caller(1), json!([object("org/b \"c\"")])),
+        (caller(2), json!([])),
+    ] {
+        assert_eq!(
+            listed(&catalog, &keys, caller),
+            json!({"object": "list", "data": data})
+        );
+    }
+    let one: Value = serde_json::from_slice(catalog.model(row(1))).unwrap();
+    assert_eq!(one, object("org/b \"c\""));
+    let none = ModelCatalog::new(&names(&[]));
+    assert_eq!(
+        listed(&none, &keys, Caller::Anyone),
+        json!({"object": "list", "data": []})
+    );
+}
+
+#[test]
+fn model_ids_are_decoded_from_paths() {
+    let mut out = [0; 256];
+    for (encoded, id) in [
+        ("gpt", Some("gpt")),
+        ("org%2Fmodel%3a1", Some("org/model:1")),
+        ("org/model+1", Some("org/model+1")),
+        ("%ED%95%9C", Some("한")),
+        ("%2", None),
+        ("%", None),
+        ("%zz", None),
+    ] {
+        let decoded = decode_model_id(encoded.as_bytes(), &mut out);
+        assert_eq!(decoded, id.map(str::as_bytes), "{encoded}");
+    }
+    assert_eq!(
+        decode_model_id(&[b'a'; 256], &mut out).map(<[u8]>::len),
+        Some(256)
+    );
+    assert_eq!(decode_model_id(&[b'a'; 257], &mut out), None);
+}
