@@ -175,7 +175,8 @@ fn bind(what: &'static str, address: SocketAddr) -> Result<std::net::TcpListener
     })
 }
 
-fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
+/// What the front is made of: certificates read, listeners bound.
+fn openings(config: &EdgeConfig) -> Result<FrontConfig, EdgeError> {
     let unix = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
@@ -192,10 +193,26 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         Some(files) => Some(client_server_config(files, unix).map_err(EdgeError::Pki)?),
         None => None,
     };
-    let nodes = bind("node listener", config.nodes_listen)?;
-    let clients = bind("client listener", config.clients_listen)?;
+    let core = config.cores.get(config.shards as usize + 1);
+    Ok(FrontConfig {
+        nodes: bind("node listener", config.nodes_listen)?,
+        clients: bind("client listener", config.clients_listen)?,
+        node_security,
+        client_tls,
+        names: Arc::clone(&config.names),
+        clients_max: config.limits.clients_max,
+        handshakes_max: config.limits.handshakes_max,
+        handshake_ms: config.timeouts.handshake_ms,
+        dead_ms: config.timeouts.dead_ms,
+        core: core.map(|&core| core as usize),
+    })
+}
+
+fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
+    let openings = openings(&config)?;
     let admin_listener = admin::bind(config.admin_listen).map_err(EdgeError::Admin)?;
-    let addresses = [&nodes, &clients].map(|listener| listener.local_addr().ok());
+    let [nodes, clients] =
+        [&openings.nodes, &openings.clients].map(|listener| listener.local_addr().ok());
 
     let started = Instant::now();
     let control_waker = waker()?;
@@ -225,30 +242,11 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
     front_metrics.set(FrontMetric::NodeListenerOpen, 1);
     front_metrics.set(FrontMetric::ClientListenerOpen, 1);
     let (mut readiness, ready) = admin::readiness();
-    let core = config
-        .cores
-        .get(config.shards as usize + 1)
-        .map(|&core| core as usize);
-    let front = front::spawn(
-        FrontConfig {
-            nodes,
-            clients,
-            node_security,
-            client_tls,
-            names: Arc::clone(&config.names),
-            clients_max: config.limits.clients_max,
-            handshakes_max: config.limits.handshakes_max,
-            handshake_ms: config.timeouts.handshake_ms,
-            dead_ms: config.timeouts.dead_ms,
-            core,
-        },
-        doors,
-        Hooks {
-            metrics: front_metrics,
-            shards: shards.clone(),
-        },
-    )
-    .map_err(|source| EdgeError::Thread {
+    let hooks = Hooks {
+        metrics: front_metrics,
+        shards: shards.clone(),
+    };
+    let front = front::spawn(openings, doors, hooks).map_err(|source| EdgeError::Thread {
         what: "front",
         source,
     })?;
@@ -263,7 +261,6 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
     )
     .map_err(EdgeError::Admin)?;
     readiness.set(Readiness::Ready);
-    let [nodes, clients] = addresses;
     info!(?nodes, ?clients, admin = %config.admin_listen, shards = shards.len(), "edge ready");
     Ok(Edge {
         front,

@@ -250,7 +250,8 @@ impl Exposition {
 /// Heap counters per role. The text under construction is itself counted, under the cold role.
 fn heap(text: &mut Text<'_>) {
     let counts = Role::ALL.map(|role| (role, alloc::counts(role)));
-    let columns: [(&Single, fn(&alloc::Counts) -> u64); 3] = [
+    type Column = fn(&alloc::Counts) -> u64;
+    let columns: [(&Single, Column); 3] = [
         (&HEAP_ALLOCATIONS, |counts| counts.allocations),
         (&HEAP_FREES, |counts| counts.frees),
         (&HEAP_BYTES, |counts| counts.bytes),
@@ -581,5 +582,84 @@ mod tests {
             Some(1.0)
         );
         assert!(out.starts_with("# HELP x a\\\\b\\nc\n"), "{out}");
+    }
+
+    /// Values a list gives to one label of a family, in its order.
+    fn values(name: &str, label: &str) -> Vec<&'static str> {
+        let all = ShardMetric::ALL.iter().map(|metric| metric.info());
+        let all = all.chain(FrontMetric::ALL.iter().map(|metric| metric.info()));
+        let all = all.chain(ControlMetric::ALL.iter().map(|metric| metric.info()));
+        let labels = all
+            .filter(|info| info.name == name)
+            .flat_map(|info| info.labels);
+        labels
+            .filter(|(name, _)| *name == label)
+            .map(|&(_, value)| value)
+            .collect()
+    }
+
+    /// The table of `docs/metrics.md`.
+    fn table() -> String {
+        let mut table = "| metric | type | labels | what it says |\n|---|---|---|---|\n".to_owned();
+        for family in families() {
+            let label = |label: &&str| {
+                let values = values(family.name, label).join(", ");
+                if values.is_empty() {
+                    format!("`{label}`")
+                } else {
+                    format!("`{label}`: {values}")
+                }
+            };
+            let labels: Vec<_> = family.labels.iter().map(label).collect();
+            let Family {
+                name, kind, help, ..
+            } = family;
+            writeln!(
+                table,
+                "| `{name}` | {} | {} | {help} |",
+                kind.word(),
+                labels.join("; ")
+            )
+            .unwrap();
+        }
+        table
+    }
+
+    /// `IOP_UPDATE_DOCS=1` writes the table instead of comparing it.
+    #[test]
+    fn the_reference_lists_every_family_as_it_is() {
+        const BEGIN: &str = "<!-- families: written by a test of dataplane/src/metrics -->\n";
+        const END: &str = "<!-- end of families -->";
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = text
+            .split_once(BEGIN)
+            .expect("the table's beginning is marked");
+        let (listed, after) = rest.split_once(END).expect("the table's end is marked");
+        if std::env::var_os("IOP_UPDATE_DOCS").is_some() {
+            std::fs::write(path, format!("{before}{BEGIN}{}{END}{after}", table())).unwrap();
+            return;
+        }
+        assert_eq!(
+            listed,
+            table(),
+            "docs/metrics.md is behind: run with IOP_UPDATE_DOCS=1"
+        );
+        // The contract's names are kept free for the decisions they will count. `[D-24]`
+        for reserved in [
+            "iop_edge_provider_health_evidence_total",
+            "iop_edge_provider_health_transitions_total",
+            "iop_edge_liveness_recovery_eligibility_total",
+            "iop_edge_liveness_recovery_results_total",
+        ] {
+            assert!(
+                after.contains(reserved),
+                "{reserved} is not in the list of reserved names"
+            );
+            assert!(
+                families().iter().all(|family| family.name != reserved),
+                "{reserved} is taken"
+            );
+        }
     }
 }

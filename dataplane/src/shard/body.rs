@@ -45,7 +45,10 @@ impl Body {
     pub(super) fn front<'a>(&'a self, pool: &'a Chains) -> &'a [u8] {
         match self {
             Self::Own(chain) => pool.front(chain),
-            Self::Lent(lent) => lent.blocks.get(lent.at).map_or(&[], |b| &b.bytes()[lent.offset..]),
+            Self::Lent(lent) => lent
+                .blocks
+                .get(lent.at)
+                .map_or(&[], |b| &b.bytes()[lent.offset..]),
         }
     }
 
@@ -93,7 +96,13 @@ impl Body {
             Self::Own(mut chain) => {
                 let left = chain.bytes();
                 let blocks = pool.lend(&mut chain);
-                Self::Lent(Lent { owner, blocks, at: 0, offset: 0, left })
+                Self::Lent(Lent {
+                    owner,
+                    blocks,
+                    at: 0,
+                    offset: 0,
+                    left,
+                })
             }
             lent @ Self::Lent(_) => lent,
         }

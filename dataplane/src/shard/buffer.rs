@@ -19,6 +19,7 @@ pub struct Pool {
 impl Pool {
     #[must_use]
     pub fn new(count: usize, block_bytes: usize) -> Self {
+        // cold: once, when the pool is made
         let region: &'static mut [u8] = vec![0; count * block_bytes].leak();
         let mut free: Vec<_> = region.chunks_exact_mut(block_bytes).collect();
         free.reverse(); // the lowest is taken first: fewest pages touched
@@ -55,6 +56,7 @@ unsafe impl Send for Region {}
 
 impl Region {
     fn new(length: usize) -> Self {
+        // cold: once, when the pool is made
         let region: &'static mut [u8] = vec![0; length].leak();
         Self {
             start: region.as_mut_ptr(),
@@ -281,7 +283,10 @@ impl Chains {
         }
         let row = chain.head as usize;
         let link = self.links[row];
-        self.region.bytes(row * BLOCK + link.start as usize, row * BLOCK + link.end as usize)
+        self.region.bytes(
+            row * BLOCK + link.start as usize,
+            row * BLOCK + link.end as usize,
+        )
     }
 
     /// Drops the chain's first `bytes`.
@@ -325,18 +330,22 @@ impl Chains {
 
     /// Takes the chain apart to be read by another thread; its blocks stay used until `take_back`.
     #[must_use]
+    // cold: once per request that moves to another shard
     pub fn lend(&mut self, chain: &mut Chain) -> Box<[LentBlock]> {
-        let mut blocks = Vec::with_capacity((chain.bytes / u64::from(BLOCK_BYTES)) as usize + 2);
+        // cold: once per request that moves to another shard
+        let mut blocks = Vec::with_capacity(self.used as usize);
         let mut row = chain.head;
         while row != NONE {
             let link = self.links[row as usize];
             let at = row as usize * BLOCK;
-            let bytes = self.region.lend(at + link.start as usize, at + link.end as usize);
+            let bytes = self
+                .region
+                .lend(at + link.start as usize, at + link.end as usize);
             blocks.push(LentBlock { bytes, row });
             row = link.next;
         }
         *chain = Chain::EMPTY;
-        blocks.into_boxed_slice()
+        blocks.into_boxed_slice() // cold: as above
     }
 
     /// Takes back what this pool lent; the borrower has let go of the bytes.
@@ -356,7 +365,10 @@ impl Chains {
             let at = row as usize * BLOCK;
             let link = self.links[row as usize];
             row = link.next;
-            Some(self.region.bytes(at + link.start as usize, at + link.end as usize))
+            Some(
+                self.region
+                    .bytes(at + link.start as usize, at + link.end as usize),
+            )
         })
     }
 }

@@ -21,7 +21,6 @@ use iop_proto::ids::{
 use iop_proto::limits::{DRAIN_BYTES_MAX, DRAIN_MS_MAX, HEAD_BYTES_MAX};
 use iop_proto::reason::Reason;
 
-use super::Shard;
 use super::body::Request;
 use super::buffer::{Chain, Pool};
 use super::http1::{Asked, BodyMeter, ChunkDecoder, Head, HeadCursor, ResponsePlan};
@@ -30,6 +29,7 @@ use super::send::{Framing, Output, SendError, Sender, Socket};
 use super::splice::ModelScanner;
 use super::transfer::Granted;
 use super::uring::{Kind, Token};
+use super::{Shard, slot_of};
 use crate::front::handover::ClientHandover;
 use crate::keys::Caller;
 use crate::metrics::ShardMetric;
@@ -47,7 +47,9 @@ pub(super) enum Phase {
     /// Its whole request is at control.
     Waiting,
     /// Its run is on another shard; its operations are being joined. `[D-33]`
-    Leaving { granted: Granted },
+    Leaving {
+        granted: Granted,
+    },
     /// Its request is `run`, here or at the node.
     Running {
         run: u32,
@@ -178,7 +180,7 @@ impl Client {
     pub(super) fn reference(&self, shard: ShardIndex, slot: usize) -> ClientRef {
         ClientRef {
             shard,
-            slot: slot as u32,
+            slot: slot_of(slot),
             generation: SlotGeneration::new(self.generation).expect("a taken slot has a tenant"),
         }
     }
@@ -256,14 +258,14 @@ impl Shard {
             if !client.receiving {
                 client.receiving = true;
                 client.operations += 1;
-                let token = Token::new(Kind::ClientReceive, row as u32, client.generation);
+                let token = Token::new(Kind::ClientReceive, slot_of(row), client.generation);
                 self.ring
                     .receive_once(fd.as_raw_fd(), &self.client_buffers, token);
             }
         } else if !client.polling && !client.receiving {
             client.polling = true;
             client.operations += 1;
-            let token = Token::new(Kind::ClientHangup, row as u32, client.generation);
+            let token = Token::new(Kind::ClientHangup, slot_of(row), client.generation);
             self.ring.poll_hangup(fd.as_raw_fd(), token);
         }
     }
@@ -289,7 +291,7 @@ impl Shard {
             (_, error) if -error == libc::ENOBUFS => {
                 self.metrics.inc(ShardMetric::ReceiveExhausted);
                 self.rearm_clients
-                    .push((row as u32, self.clients[row].generation));
+                    .push((slot_of(row), self.clients[row].generation));
             }
             (_, error) if -error == libc::EINTR || -error == libc::EAGAIN => {
                 self.arm_client_input(row);
@@ -389,7 +391,7 @@ impl Shard {
                 }
                 Phase::Draining => {
                     let client = &mut self.clients[row];
-                    client.drained = client.drained.saturating_add(bytes.len() as u32);
+                    client.drained = client.drained.saturating_add(slot_of(bytes.len()));
                     if client.drained > DRAIN_BYTES_MAX {
                         self.close_client(row, false);
                     }
@@ -507,7 +509,7 @@ impl Shard {
         client.abort = abort;
         client.deadline = None;
         self.sender.drop_gather(&mut client.output);
-        let (slot, generation) = (row as u32, client.generation);
+        let (slot, generation) = (slot_of(row), client.generation);
         for (armed, kind) in [
             (client.receiving, Kind::ClientReceive),
             (client.polling, Kind::ClientHangup),
@@ -552,7 +554,7 @@ impl Shard {
         client.fd = None;
         client.records = None;
         client.phase = Phase::Free;
-        self.free_clients.push(row as u32);
+        self.free_clients.push(slot_of(row));
         self.metrics.dec(ShardMetric::Clients);
         self.metrics.inc(ShardMetric::ClientsReleased);
     }
@@ -606,7 +608,7 @@ impl Shard {
         self.take_run(
             run,
             session,
-            (row as u32, generation),
+            (slot_of(row), generation),
             provider,
             operation,
             request,
@@ -635,14 +637,14 @@ impl Shard {
         let client = &mut self.clients[row];
         if !client.in_dirty {
             client.in_dirty = true;
-            self.dirty_clients.push(row as u32);
+            self.dirty_clients.push(slot_of(row));
         }
     }
 
     fn socket(&self, row: usize) -> Option<Socket> {
         let client = &self.clients[row];
         Some(Socket {
-            slot: row as u32,
+            slot: slot_of(row),
             generation: client.generation,
             fd: client.fd.as_ref()?.as_raw_fd(),
         })
@@ -797,7 +799,7 @@ impl Shard {
         if client.polling {
             self.ring.cancel(Token::new(
                 Kind::ClientHangup,
-                row as u32,
+                slot_of(row),
                 client.generation,
             ));
         } else {
@@ -867,10 +869,9 @@ impl Shard {
             }
             Phase::Body => self.refuse_unread(row, Reason::BodyTimeout),
             Phase::Draining => self.close_client(row, false),
-            Phase::Waiting
-            | Phase::Leaving { .. }
-            | Phase::Running { .. }
-            | Phase::Flushing => client.deadline = None,
+            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } | Phase::Flushing => {
+                client.deadline = None
+            }
             Phase::Free | Phase::Closing => {}
         }
     }
@@ -887,7 +888,7 @@ impl Shard {
 
     pub(super) fn gather_for(&mut self, row: usize, bytes: &[u8]) -> bool {
         let client = &mut self.clients[row];
-        let tenant = (row as u32, client.generation);
+        let tenant = (slot_of(row), client.generation);
         self.sender.gather(&mut client.output, tenant, bytes)
     }
 }

@@ -161,7 +161,11 @@ impl Inbound {
     /// A copy of what is carried, for a connection that moves; the block goes back.
     pub(super) fn take(&mut self, pool: &mut Pool) -> Vec<u8> {
         let length = self.length;
-        let copy = self.carry.as_ref().map_or_else(Vec::new, |block| block[..length].to_vec());
+        // cold: once per connection that moves to another shard
+        let copy = self
+            .carry
+            .as_ref()
+            .map_or_else(Vec::new, |block| block[..length].to_vec());
         self.clear(pool);
         copy
     }

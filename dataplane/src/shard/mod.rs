@@ -69,6 +69,11 @@ const WIRE_BLOCKS_PER_SESSION: u32 = SESSION_UNSENT_BYTES_MAX / BLOCK_BYTES + 12
 const EARLY_BLOCKS_PER_CLIENT: u32 = 2;
 const NODE_GROUP: u16 = 0;
 const CLIENT_GROUP: u16 = 1;
+/// Buffers of each group, as the kernel counts them; `limits` holds both below 2^15.
+#[expect(clippy::cast_possible_truncation, reason = "asserted in limits")]
+const NODE_BUFFERS: u16 = RECEIVE_BUFFERS as u16;
+#[expect(clippy::cast_possible_truncation, reason = "asserted in limits")]
+const CLIENT_BUFFERS: u16 = CLIENT_RECEIVE_BUFFERS as u16;
 
 /// What a shard needs of the configuration.
 #[derive(Debug)]
@@ -233,6 +238,7 @@ impl Shard {
     ///
     /// # Errors
     /// When the kernel gives no ring or no receive buffers.
+    #[expect(clippy::too_many_lines, reason = "one line per table and pool")]
     pub fn new(parts: ShardParts) -> Result<Self, RingError> {
         let ShardParts {
             index,
@@ -244,13 +250,9 @@ impl Shard {
             ..
         } = parts;
         let mut ring = Ring::new()?;
-        let node_buffers =
-            ring.receive_buffers(NODE_GROUP, RECEIVE_BUFFERS as u16, RECEIVE_BUFFER_BYTES)?;
-        let client_buffers = ring.receive_buffers(
-            CLIENT_GROUP,
-            CLIENT_RECEIVE_BUFFERS as u16,
-            CLIENT_RECEIVE_BYTES,
-        )?;
+        let node_buffers = ring.receive_buffers(NODE_GROUP, NODE_BUFFERS, RECEIVE_BUFFER_BYTES)?;
+        let client_buffers =
+            ring.receive_buffers(CLIENT_GROUP, CLIENT_BUFFERS, CLIENT_RECEIVE_BYTES)?;
         let clients = config.limits.clients_max as usize;
         let sessions = config.sessions_max;
         let block = u64::from(BLOCK_BYTES);
@@ -297,10 +299,10 @@ impl Shard {
             runs_live: 0,
             runs_high: 0,
             sender: Sender::new(Chains::new(config.output_blocks)),
-            wire: Chains::new(sessions as u32 * WIRE_BLOCKS_PER_SESSION),
+            wire: Chains::new(slot_of(sessions) * WIRE_BLOCKS_PER_SESSION),
             bodies: Chains::new(config.body_blocks),
             reservations: Reservations::default(),
-            early: Chains::new(clients as u32 * EARLY_BLOCKS_PER_CLIENT),
+            early: Chains::new(slot_of(clients) * EARLY_BLOCKS_PER_CLIENT),
             carry: Pool::new(config.carry_blocks(), BLOCK),
             heads: Pool::new(clients, BLOCK),
             assembly: Pool::new(
@@ -325,5 +327,23 @@ impl Shard {
 
 /// Free rows, the lowest on top.
 fn rows(count: usize) -> Vec<u32> {
-    (0..count as u32).rev().collect()
+    (0..slot_of(count)).rev().collect()
+}
+
+/// A row as tokens, references and links carry it.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "tables and receive buffers are far below 2^32"
+)]
+const fn slot_of(row: usize) -> u32 {
+    row as u32
+}
+
+/// A part of a block or body as slices count it.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "64-bit hosts; a body is below 2^32 bytes"
+)]
+const fn piece(bytes: u64) -> usize {
+    bytes as usize
 }

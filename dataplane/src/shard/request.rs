@@ -237,7 +237,7 @@ impl Shard {
             model,
             operation,
             long: bytes >= threshold,
-            body_bytes: bytes as u32,
+            body_bytes: u32::try_from(bytes).expect("a body is at most body_bytes_max"),
         });
     }
 

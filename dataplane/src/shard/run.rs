@@ -9,8 +9,8 @@ use iop_proto::ids::{
 };
 use iop_proto::reason::Reason;
 
-use super::Shard;
 use super::body::Request;
+use super::{Shard, slot_of};
 use crate::metrics::ShardMetric;
 
 /// No slot.
@@ -138,7 +138,7 @@ impl Shard {
         let named = RunId::parse(self.nonce, id)?;
         let row = named.slot as usize;
         let run = self.runs.get(row)?;
-        let tenant = (session as u32, self.sessions[session].generation);
+        let tenant = (slot_of(session), self.sessions[session].generation);
         let same = run.is_live()
             && run.reference == named
             && run.id.as_bytes().as_slice() == id

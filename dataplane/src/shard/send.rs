@@ -120,6 +120,7 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// The gathers of a turn and the output pool.
 pub struct Sender {
+    // cold: made once; the gathers stay put while the kernel reads them
     gathers: Box<[Gather]>,
     /// Gathers in use since the last settle: `gathers[..used]`.
     used: usize,
@@ -335,7 +336,8 @@ impl Sender {
         gather.message.msg_iov = gather.parts[gather.first..].as_mut_ptr();
         gather.message.msg_iovlen = gather.count as _;
         self.counts.direct += 1;
-        let token = Token::new(Kind::ClientDirect, row as u32 & 0x00ff_ffff, 0);
+        let slot = u32::try_from(row).expect("there are fewer gathers than slots");
+        let token = Token::new(Kind::ClientDirect, slot, 0);
         // SAFETY: the gathers are boxed and this one is not touched again before `settled`; its parts
         // lie in memory of this turn (rule 3).
         unsafe { ring.send_now(socket.fd, &raw const gather.message, token) };

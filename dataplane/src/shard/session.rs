@@ -22,11 +22,11 @@ use iop_proto::view::{
     RegisterRequestView, check_cut_tail, cut_probe,
 };
 
-use super::Shard;
 use super::inbound::{Inbound, Plain};
 use super::run::{NONE, Stage};
 use super::uring::{Kind, Token};
 use super::writer::Writer;
+use super::{Shard, slot_of};
 use crate::front::handover::NodeHandover;
 use crate::metrics::ShardMetric;
 use crate::tls::Records;
@@ -151,7 +151,7 @@ impl Session {
     fn reference(&self, shard: ShardIndex, slot: usize) -> SessionRef {
         SessionRef {
             shard,
-            slot: slot as u32,
+            slot: slot_of(slot),
             generation: SlotGeneration::new(self.generation).expect("a taken slot has a tenant"),
         }
     }
@@ -212,7 +212,7 @@ impl Shard {
             return;
         }
         let Some(fd) = &session.fd else { return };
-        let token = Token::new(Kind::SessionReceive, row as u32, session.generation);
+        let token = Token::new(Kind::SessionReceive, slot_of(row), session.generation);
         self.ring
             .receive_multi(fd.as_raw_fd(), self.node_buffers.group(), token);
         session.receiving = true;
@@ -255,7 +255,7 @@ impl Shard {
         match outcome {
             Err(reason) => self.close_session(row, reason),
             // Re-armed after the turn has settled, when buffers have returned.
-            Ok(()) if !more => self.rearm.push(row as u32),
+            Ok(()) if !more => self.rearm.push(slot_of(row)),
             Ok(()) => {}
         }
     }
@@ -465,7 +465,7 @@ impl Shard {
     fn feed_cut(&mut self, row: usize, bytes: &[u8]) -> Result<usize, Reason> {
         let cut = self.sessions[row].cut.as_mut().expect("asked for");
         let body = bytes.len().min(cut.body_left as usize);
-        cut.body_left -= body as u32;
+        cut.body_left -= slot_of(body); // at most what was left
         if body > 0
             && let Some(run) = cut.run
         {
@@ -709,7 +709,7 @@ impl Shard {
                 if self.now.ms_since(session.last_read) >= LAST_WORDS_MS
                     && session.writer.is_armed()
                 {
-                    let token = Token::new(Kind::SessionSend, row as u32, session.generation);
+                    let token = Token::new(Kind::SessionSend, slot_of(row), session.generation);
                     self.ring.cancel(token);
                 }
                 return self.try_free_session(row);
@@ -753,11 +753,11 @@ impl Shard {
         if session.receiving {
             self.ring.cancel(Token::new(
                 Kind::SessionReceive,
-                row as u32,
+                slot_of(row),
                 session.generation,
             ));
         }
-        self.closing.push(row as u32);
+        self.closing.push(slot_of(row));
     }
 
     /// Settles a slice of the runs of every closing session.
@@ -769,8 +769,8 @@ impl Shard {
                 self.closing.swap_remove(at);
                 continue;
             };
-            let end = (settle_at + SETTLE_ROWS_PER_TURN).min(self.runs.len() as u32);
-            let tenant = (row as u32, self.sessions[row].generation);
+            let end = (settle_at + SETTLE_ROWS_PER_TURN).min(slot_of(self.runs.len()));
+            let tenant = (slot_of(row), self.sessions[row].generation);
             for run in settle_at as usize..end as usize {
                 if self.runs[run].session == tenant {
                     self.settle_lost(run);
@@ -825,7 +825,7 @@ impl Shard {
         session.records = None;
         session.fd = None;
         session.state = State::Free;
-        self.free_sessions.push(row as u32);
+        self.free_sessions.push(slot_of(row));
     }
 }
 

@@ -15,10 +15,10 @@ use iop_control::step::Event;
 use iop_proto::ids::{ProviderIndex, RunRef, SessionRef, ShardIndex};
 use iop_ring::spsc::{Consumer, Full, Producer, channel};
 
-use super::Shard;
 use super::body::{Lent, Request};
 use super::client::{Client, Phase};
 use super::uring::Token;
+use super::{Shard, piece, slot_of};
 use crate::lanes::Waker;
 use crate::metrics::ShardMetric;
 
@@ -53,7 +53,7 @@ pub struct Parcel(Content);
 
 #[derive(Debug)]
 enum Content {
-    Client(Moving),
+    Client(Box<Moving>),
     /// Blocks that were on loan.
     Blocks(Lent),
 }
@@ -142,7 +142,7 @@ impl Shard {
     pub(super) fn leave(&mut self, row: usize, granted: Granted) {
         let client = &mut self.clients[row];
         client.phase = Phase::Leaving { granted };
-        let (slot, generation) = (row as u32, client.generation);
+        let (slot, generation) = (slot_of(row), client.generation);
         for (armed, kind) in client.armed_inputs() {
             if armed {
                 self.ring.cancel(Token::new(kind, slot, generation));
@@ -164,7 +164,7 @@ impl Shard {
         // The slot keeps its count of tenants: nothing that names this one may find the next.
         self.clients[row].generation = client.generation;
         self.clients[row].in_dirty = client.in_dirty;
-        self.free_clients.push(row as u32);
+        self.free_clients.push(slot_of(row));
         self.metrics.dec(ShardMetric::Clients);
         let head = client.head.take().map_or_else(Vec::new, |block| {
             let bytes = block[..client.head_length].to_vec();
@@ -177,14 +177,14 @@ impl Shard {
         let to = granted.session.shard.row();
         self.peers.post(
             to,
-            Content::Client(Moving {
+            Content::Client(Box::new(Moving {
                 client,
                 granted,
                 request,
                 head,
                 early,
                 carried,
-            }),
+            })),
         );
         self.metrics.inc(ShardMetric::ClientTransfers);
     }
@@ -192,7 +192,7 @@ impl Shard {
     /// A copy of the bytes that came too early; their blocks go back.
     fn take_early(&mut self, row: usize) -> Vec<u8> {
         let mut early = self.clients[row].early.take();
-        let mut bytes = Vec::with_capacity(early.bytes() as usize);
+        let mut bytes = Vec::with_capacity(piece(early.bytes()));
         for piece in self.early.pieces(&early) {
             bytes.extend_from_slice(piece);
         }
@@ -210,7 +210,7 @@ impl Shard {
                     break;
                 };
                 match parcel.0 {
-                    Content::Client(moving) => self.client_moves_in(moving),
+                    Content::Client(moving) => self.client_moves_in(*moving),
                     Content::Blocks(lent) => self.bodies.take_back(&lent.blocks),
                 }
             }
@@ -238,7 +238,10 @@ impl Shard {
         self.clients_high = self.clients_high.max(row + 1);
         self.metrics.inc(ShardMetric::Clients);
         let placed = self.place_head(row, &head)
-            && self.early.append(&mut self.clients[row].early, &early).is_ok()
+            && self
+                .early
+                .append(&mut self.clients[row].early, &early)
+                .is_ok()
             && self.clients[row].place_carried(&carried, &mut self.carry);
         if !placed {
             // Every shard has blocks for every client, so this is a bug of ours; shed the client.

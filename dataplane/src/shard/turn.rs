@@ -46,9 +46,8 @@ impl Shard {
             return Duration::ZERO;
         }
         self.waker.prepare();
-        let waiting = !self.lanes.effects.is_empty()
-            || !self.arrivals.is_empty()
-            || self.peers.is_waiting();
+        let waiting =
+            !self.lanes.effects.is_empty() || !self.arrivals.is_empty() || self.peers.is_waiting();
         if waiting {
             return Duration::ZERO;
         }

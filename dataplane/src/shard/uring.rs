@@ -6,12 +6,14 @@
 //! Everything handed to the kernel stays where it is until its terminal completion: that is the
 //! contract of each `unsafe fn` here, and `send.rs` is the only caller of those.
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use io_uring::types::{BufRingEntry, Fd, SubmitArgs, Timespec};
 use iop_proto::limits::SESSION_UNSENT_BYTES_MAX;
+use socket2::SockRef;
 
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
@@ -144,6 +146,7 @@ impl std::error::Error for RingError {}
 pub struct Ring {
     io: IoUring,
     /// Where the eventfd's counter is read to; boxed so that it stays put.
+    // cold: made once
     wake: Box<u64>,
 }
 
@@ -172,6 +175,7 @@ impl Ring {
             })?;
         Ok(Self {
             io,
+            // cold: made once
             wake: Box::new(0),
         })
     }
@@ -464,21 +468,12 @@ pub fn event_fd() -> io::Result<OwnedFd> {
 
 /// Makes the close of `fd` an abort: the peer sees a reset, nothing unsent lingers. `[D-10]` `[D-28]`
 pub fn reset_on_close(fd: &OwnedFd) {
-    let linger = libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
-    // SAFETY: a valid descriptor and a struct of the size that is named. A failure leaves a plain close.
-    unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&raw const linger).cast(),
-            size_of::<libc::linger>() as libc::socklen_t,
-        );
-    }
+    // A failure leaves a plain close: the connection is gone already.
+    let _plain = SockRef::from(fd).set_linger(Some(Duration::ZERO));
 }
+
+/// `sizeof(int)`, as socket options count.
+const INT_BYTES: libc::socklen_t = 4;
 
 /// Bounds what a node's socket holds unsent, so that a control message waits behind little. `[D-02]`
 pub fn limit_unsent(fd: &OwnedFd) {
@@ -491,17 +486,15 @@ pub fn limit_unsent(fd: &OwnedFd) {
             libc::IPPROTO_TCP,
             libc::TCP_NOTSENT_LOWAT,
             (&raw const bytes).cast(),
-            size_of::<u32>() as libc::socklen_t,
+            INT_BYTES,
         );
     }
 }
 
 /// Sends FIN; the socket can still be read.
 pub fn shutdown_write(fd: &OwnedFd) {
-    // SAFETY: a valid descriptor. A failure means that the connection is gone already.
-    unsafe {
-        libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR);
-    }
+    // A failure means that the connection is gone already.
+    let _gone = SockRef::from(fd).shutdown(Shutdown::Write);
 }
 
 /// Binds the calling thread to `core`.

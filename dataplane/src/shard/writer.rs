@@ -18,11 +18,11 @@ use iop_proto::limits::{BLOCK_BYTES, RECORD_PLAIN_BYTES_MAX, SESSION_UNSENT_BYTE
 use iop_proto::reason::Reason;
 use iop_proto::view::{self, RegisterReply};
 
-use super::Shard;
 use super::buffer::Chain;
 use super::run::{NONE, Stage};
 use super::send::{Socket, seal_into};
 use super::session::State;
+use super::{Shard, piece, slot_of};
 use crate::metrics::ShardMetric;
 use crate::tls::record::ReplyBuf;
 
@@ -198,7 +198,7 @@ impl Shard {
     pub(super) fn queue_bulk(&mut self, run: usize) {
         let row = self.runs[run].session.0 as usize;
         let writer = &mut self.sessions[row].writer;
-        let slot = run as u32;
+        let slot = slot_of(run);
         (self.runs[run].before, self.runs[run].behind) = (writer.last, NONE);
         match writer.last {
             NONE => writer.first = slot,
@@ -226,7 +226,7 @@ impl Shard {
         let session = &mut self.sessions[row];
         if !session.in_dirty {
             session.in_dirty = true;
-            self.dirty_sessions.push(row as u32);
+            self.dirty_sessions.push(slot_of(row));
         }
     }
 
@@ -323,7 +323,7 @@ impl Shard {
         self.seal_scratch(row, length)?;
         let left = self.runs[run].request.model_start;
         self.sessions[row].writer.current = Some(Bulk {
-            run: run as u32,
+            run: slot_of(run),
             part: Part::BeforeModel,
             left,
         });
@@ -342,7 +342,7 @@ impl Shard {
             let part = (front.len() as u64)
                 .min(bulk.left)
                 .min(u64::from(RECORD_PLAIN_BYTES_MAX));
-            let part = part as usize;
+            let part = piece(part);
             self.scratch[..part].copy_from_slice(&front[..part]);
             self.runs[run].request.body.consume(&mut self.bodies, part);
             self.seal_scratch(row, part)?;
@@ -354,7 +354,7 @@ impl Shard {
                 let length = self.write_model(run);
                 self.seal_scratch(row, length)?;
                 let request = &mut self.runs[run].request;
-                let replaced = (request.model_end - request.model_start) as usize;
+                let replaced = piece(request.model_end - request.model_start);
                 request.body.consume(&mut self.bodies, replaced);
                 Some((Part::BehindModel, request.body.bytes()))
             }
@@ -377,7 +377,7 @@ impl Shard {
         let session = &mut self.sessions[row];
         let Some(fd) = &session.fd else { return };
         let socket = Socket {
-            slot: row as u32,
+            slot: slot_of(row),
             generation: session.generation,
             fd: fd.as_raw_fd(),
         };
@@ -426,7 +426,7 @@ impl Shard {
         if session.writer.is_armed() {
             let token = super::uring::Token::new(
                 super::uring::Kind::SessionSend,
-                row as u32,
+                slot_of(row),
                 session.generation,
             );
             self.ring.cancel(token);
