@@ -255,11 +255,10 @@ fn shards(root: &Group<'_>) -> u32 {
     let Some(field) = root.get("shards") else {
         return 1;
     };
-    match field.whole(&(1..=u64::from(bounds::SHARDS_MAX)), "shards") {
-        Some(1) | None => {}
-        Some(_) => field.complain("more than 1 is not supported by this version"),
-    }
-    1
+    let count = field.whole(&(1..=u64::from(bounds::SHARDS_MAX)), "shards");
+    count
+        .and_then(|count| u32::try_from(count).ok())
+        .unwrap_or(1)
 }
 
 /// Threads are pinned in this order: shards, control, front.
@@ -271,8 +270,7 @@ fn cores(root: &Group<'_>, shards: u32, host: &Host) -> Vec<u32> {
         .list()
         .iter()
         .filter_map(|item| {
-            let core =
-                u32::try_from(item.whole(&(0..=u64::from(u16::MAX)), "core number")?).ok()?;
+            let core = u32::try_from(item.whole(&(0..=u64::from(u16::MAX)), "")?).ok()?;
             if !host.cores.is_empty() && !host.cores.contains(&core) {
                 item.complain(format!("core {core} is not available to this process"));
             }
@@ -312,7 +310,7 @@ fn limits(root: &Group<'_>) -> (Limits, QueueLimits) {
     let group = group.as_ref();
     let count = |name, high: u32, default: u32| {
         let range = 1..=u64::from(high);
-        let value = group.map(|group| group.whole(name, range, "them", u64::from(default)));
+        let value = group.map(|group| group.whole(name, range, "", u64::from(default)));
         value
             .and_then(|value| u32::try_from(value).ok())
             .unwrap_or(default)

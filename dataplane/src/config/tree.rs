@@ -337,10 +337,11 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A whole number in `range`; `unit` names what it counts in messages.
+    /// A whole number in `range`; `unit` names what it counts in messages, empty for a bare number.
     pub(super) fn whole(&self, range: &RangeInclusive<u64>, unit: &str) -> Option<u64> {
         let (low, high) = (range.start(), range.end());
-        let wanted = format!("a whole number of {unit} from {low} to {high}");
+        let of = if unit.is_empty() { "" } else { " of " };
+        let wanted = format!("a whole number{of}{unit} from {low} to {high}");
         let Some(text) = self.plain() else {
             self.mistyped(&wanted);
             return None;
