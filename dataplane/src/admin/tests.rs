@@ -200,7 +200,7 @@ fn live() -> Control {
     let mut control = Control::new(fixture::names(), 1, now);
     let session = SessionRef {
         shard: ShardIndex::new(0).unwrap(),
-        slot: 424_242,
+        slot: 1_013,
         generation: SlotGeneration::new(535_353).unwrap(),
     };
     let node = NodeIndex::new(0);
@@ -275,7 +275,7 @@ fn r351_status_has_the_named_fields_and_no_others() {
     ];
     assert_eq!(keys(&document["edge"]), edge);
     assert_eq!(document["edge"]["readiness"], "ready");
-    for marker in ["424242", "535353", "646464", "757575", "127.0.0.1"] {
+    for marker in ["1013", "535353", "646464", "757575", "127.0.0.1"] {
         assert!(!reply.body.contains(marker), "{marker} in {}", reply.body);
     }
 }
