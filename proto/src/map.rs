@@ -416,7 +416,7 @@ impl From<wire::RunEvent> for RunEvent {
             error: m.error,
             usage: m.usage.map(Into::into),
             metadata: m.metadata,
-            failure: m.failure.map(Into::into),
+            failure: evidence(m.failure),
         }
     }
 }
@@ -507,6 +507,11 @@ impl From<wire::ExecutionFailure> for ExecutionFailure {
             ..failure
         }
     }
+}
+
+/// Keeps presence: an absent failure is no stall, an empty one is a stall without evidence. `[R-132]`
+fn evidence(failure: Option<wire::ExecutionFailure>) -> Option<ExecutionFailure> {
+    failure.map(ExecutionFailure::from)
 }
 
 fn health_pair(health: Option<String>, classification: Option<String>) -> HealthPair {
@@ -666,7 +671,7 @@ impl From<wire::ProviderTunnelFrame> for TunnelFrame {
             error: m.error,
             usage: m.usage.map(Into::into),
             metadata: m.metadata,
-            failure: m.failure.map(Into::into),
+            failure: evidence(m.failure),
         }
     }
 }
