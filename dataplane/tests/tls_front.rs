@@ -186,7 +186,7 @@ fn a_handshake_may_come_byte_by_byte() {
 fn d29_an_unfinished_handshake_ends_at_its_deadline() {
     let ca = Ca::new();
     let pair = ca.sign(&Leaf::node(NODE_URI));
-    let world = World::new(node_tls(&ca), |config| config.handshake_ms = 150);
+    let world = World::new(node_tls(&ca), |config| config.handshake_ms = 400);
     let hello = drain(&mut Peer::node(&pair).connection(&ca));
     for sent in [0, 1, 5, hello.len() - 1, hello.len()] {
         let mut socket = dial(world.nodes);
