@@ -1,0 +1,110 @@
+//! What control has counted since it started.
+//!
+//! Lives on: control writes, metrics copy. Bound: fixed; labels come from closed sets. `[D-24]`
+use iop_proto::reason::Reason;
+
+/// Numbers since start; each only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests submitted by shards.
+    pub submits: u64,
+    /// Requests that had to wait when they were submitted.
+    pub queue_entries: u64,
+    /// Requests that came back from a grant to their old place.
+    pub queue_returns: u64,
+    /// Leases taken.
+    pub grants: u64,
+    /// Of these, granted from the queue.
+    pub grants_queued: u64,
+    /// Leases returned by a terminal, because nothing was sent, by a fence, by a lost run.
+    pub returns_terminal: u64,
+    pub returns_not_sent: u64,
+    pub returns_fence: u64,
+    pub returns_lost: u64,
+    /// Terminals by ending.
+    pub terminals_complete: u64,
+    pub terminals_error: u64,
+    pub terminals_violation: u64,
+    /// Runs control has ended. `[D-63]`
+    pub cancels: u64,
+    /// Clients that left while their request waited; after their grant or refusal was on its way.
+    pub clients_gone_waiting: u64,
+    pub clients_gone_late: u64,
+    /// Requests refused, by reason.
+    refusals: [u64; Reason::ALL.len()],
+    /// Registrations accepted, repeats included; refused registrations and readies, by reason.
+    pub registrations: u64,
+    node_refusals: [u64; Reason::ALL.len()],
+    /// Ready transitions; fences; pending owners put out by another claim.
+    pub activations: u64,
+    pub fences: u64,
+    pub superseded_pending: u64,
+    /// Notices made, and those dropped because nobody took them.
+    pub notices_connected: u64,
+    pub notices_disconnected: u64,
+    pub notices_dropped: u64,
+    /// Events about a connection or run that has ended. Few are normal. `[R-078]`
+    pub stale_events: u64,
+    pub pings: u64,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            submits: 0,
+            queue_entries: 0,
+            queue_returns: 0,
+            grants: 0,
+            grants_queued: 0,
+            returns_terminal: 0,
+            returns_not_sent: 0,
+            returns_fence: 0,
+            returns_lost: 0,
+            terminals_complete: 0,
+            terminals_error: 0,
+            terminals_violation: 0,
+            cancels: 0,
+            clients_gone_waiting: 0,
+            clients_gone_late: 0,
+            refusals: [0; Reason::ALL.len()],
+            registrations: 0,
+            node_refusals: [0; Reason::ALL.len()],
+            activations: 0,
+            fences: 0,
+            superseded_pending: 0,
+            notices_connected: 0,
+            notices_disconnected: 0,
+            notices_dropped: 0,
+            stale_events: 0,
+            pings: 0,
+        }
+    }
+}
+
+impl Counters {
+    /// Requests refused for `reason`.
+    #[must_use]
+    pub const fn refusals(&self, reason: Reason) -> u64 {
+        self.refusals[reason as usize]
+    }
+
+    /// Registrations and readies refused for `reason`.
+    #[must_use]
+    pub const fn node_refusals(&self, reason: Reason) -> u64 {
+        self.node_refusals[reason as usize]
+    }
+
+    /// Requests refused for any reason.
+    #[must_use]
+    pub fn refusals_total(&self) -> u64 {
+        self.refusals.iter().sum()
+    }
+
+    pub(crate) const fn refused(&mut self, reason: Reason) {
+        self.refusals[reason as usize] += 1;
+    }
+
+    pub(crate) const fn node_refused(&mut self, reason: Reason) {
+        self.node_refusals[reason as usize] += 1;
+    }
+}

@@ -1,0 +1,313 @@
+//! The Edge's core: one state machine that decides who owns a node, who gets a lease, who waits.
+//!
+//! `Control` takes one event or one tick at a time and answers with effects; it reads no clock, does
+//! no I/O and never waits. A step is bounded: what does not fit goes on in the next `tick`.
+//!
+//! | file | machine |
+//! |---|---|
+//! | `registry` | who owns a node id: judgements only |
+//! | `connection` | what registration, ready and close do to everything else |
+//! | `resource` | what a provider can take |
+//! | `queue` | who waits, and who of them could go |
+//! | `lease` | granted runs and their slots |
+//! | `request` | submit, grant, final reports, withdrawal |
+//! | `pulse` | whether shards answer |
+//! | `snapshot`, `counters`, `notice` | what others may look at; nothing is decided by them |
+//! | `invariants` | what holds after every step |
+//!
+//! Lives on: the control thread alone. View: the whole Edge. Bound: the tables of `limits`;
+//! `EFFECTS_PER_STEP_MAX` effects a step.
+use std::sync::Arc;
+
+use iop_proto::ids::{NodeIndex, Now, ProviderIndex, RunRef, SessionRef, ShardIndex};
+use iop_proto::limits::{EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
+use iop_proto::limits::{MODELS_MAX, NODES_MAX, PROVIDERS_MAX, SHARDS_MAX};
+use iop_proto::reason::Reason;
+
+use crate::names::Names;
+use crate::step::{Effect, Event, Out};
+use crate::timers::Timers;
+
+mod class;
+mod connection;
+mod counters;
+mod invariants;
+mod lease;
+mod notice;
+mod pulse;
+mod queue;
+mod registry;
+mod request;
+mod resource;
+mod snapshot;
+
+pub use counters::Counters;
+pub use invariants::Violation;
+pub use notice::{NodeChange, NodeNotice};
+pub use registry::{Owner, SessionState};
+pub use snapshot::{EdgeSnapshot, Health, ModelSnapshot, NodeSnapshot, ProviderSnapshot};
+pub use snapshot::{Snapshot, Status};
+
+use class::Class;
+use lease::Leases;
+use notice::Notices;
+use pulse::{Due, Pulse};
+use queue::{Place, Queue};
+use registry::Registry;
+use resource::Resources;
+
+/// What a deadline is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// End of a queue wait.
+    Wait(Place),
+    /// Latest instant for a granted request to begin.
+    Begin(RunRef),
+    /// A connection that owns nothing is closed.
+    Close(SessionRef),
+    /// A shard's next ping, or its answer to the last.
+    Beat(ShardIndex),
+}
+
+/// A debug build checks the whole state every so many steps, and more rarely the more there is of it,
+/// so that checking stays a constant share of the work. A simulator checks every step itself.
+const CHECK_STEPS_MIN: u64 = 64;
+
+/// Decisions of the Edge: registry, resources, queue and leases as one atomicity domain.
+#[derive(Debug)]
+pub struct Control {
+    names: Arc<Names>,
+    registry: Registry,
+    resources: Resources,
+    queue: Queue,
+    leases: Leases,
+    timers: Timers<Timer>,
+    pulse: Pulse,
+    notices: Notices,
+    counters: Counters,
+    last: Now,
+    /// Steps until the next check of a debug build.
+    unchecked: u64,
+}
+
+impl Control {
+    /// An Edge with nobody connected. `names` has been checked against `limits`.
+    ///
+    /// # Panics
+    /// When `shards` is not in `1..=SHARDS_MAX`, or a table of `names` exceeds its limit.
+    #[must_use]
+    pub fn new(names: Arc<Names>, shards: usize, now: Now) -> Self {
+        assert!(
+            (1..=SHARDS_MAX as usize).contains(&shards),
+            "shards are 1 to SHARDS_MAX"
+        );
+        assert!(
+            names.nodes.len() <= NODES_MAX as usize,
+            "names were not checked"
+        );
+        assert!(
+            names.providers.len() <= PROVIDERS_MAX as usize,
+            "names were not checked"
+        );
+        assert!(
+            names.models.len() <= MODELS_MAX as usize,
+            "names were not checked"
+        );
+        let mut control = Self {
+            registry: Registry::new(shards, names.nodes.len()),
+            resources: Resources::new(&names),
+            queue: Queue::new(&names),
+            leases: Leases::new(shards),
+            timers: Timers::default(),
+            pulse: Pulse::new(shards, now),
+            notices: Notices::default(),
+            counters: Counters::default(),
+            last: now,
+            unchecked: CHECK_STEPS_MIN,
+            names,
+        };
+        for (shard, due) in control.pulse.shards() {
+            control.timers.set(due, Timer::Beat(shard));
+        }
+        control
+    }
+
+    /// Applies one event of a shard. Emits at most `EFFECTS_PER_STEP_MAX` effects into `out`, each
+    /// for the shard that `Effect::shard` names, in that order.
+    ///
+    /// # Panics
+    /// When `out` still holds effects, `now` runs backwards, or a shard broke the rules of `step`:
+    /// the thread's guard ends the process then.
+    pub fn handle(&mut self, now: Now, event: Event, out: &mut Out) {
+        self.begin(now, out);
+        match event {
+            Event::Register {
+                session,
+                reply_to,
+                claimed,
+                certified,
+            } => self.register(now, session, reply_to, claimed, certified, out),
+            Event::Ready {
+                session,
+                reply_to,
+                claimed,
+            } => self.ready(now, session, reply_to, claimed, out),
+            Event::Closed { session, cause } => self.closed(now, session, cause),
+            Event::GoAway { session } => self.go_away(session, out),
+            Event::Submit {
+                client,
+                model,
+                operation,
+                long,
+                body_bytes,
+            } => {
+                let place = self.queue.new_place(model, Class::new(operation, long));
+                self.submit(now, place, client, body_bytes, out);
+            }
+            Event::ClientGone { client } => self.client_gone(client),
+            Event::Begun { run } => self.begun(run),
+            Event::NotSent { run, client } => self.not_sent(run, client, out),
+            Event::Terminal { run, ending } => self.terminal(now, run, ending),
+            Event::Lost { run } => self.lost(run),
+            Event::Pong { token } => self.pong(now, token),
+        }
+        self.pump(now, out);
+        self.end();
+    }
+
+    /// Fires what is due at `now` and goes on with pending grants, within one step's bound. Call it
+    /// when `next_deadline` has come or `has_pending`, after the events that have arrived.
+    ///
+    /// # Panics
+    /// As `handle`.
+    pub fn tick(&mut self, now: Now, out: &mut Out) {
+        self.begin(now, out);
+        for _ in 0..EFFECTS_PER_STEP_MAX - GRANTS_PER_STEP_MAX {
+            let Some((_, timer)) = self.timers.pop_due(now) else {
+                break;
+            };
+            self.fire(now, timer, out);
+        }
+        self.pump(now, out);
+        self.end();
+    }
+
+    fn begin(&mut self, now: Now, out: &Out) {
+        assert!(out.is_empty(), "effects of the last step were not drained");
+        assert!(self.last <= now, "time ran backwards");
+        self.last = now;
+    }
+
+    fn end(&mut self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        self.unchecked -= 1;
+        if self.unchecked == 0 {
+            let size = self.queue.waiting_total() as u64 + u64::from(self.leases.used());
+            self.unchecked = CHECK_STEPS_MIN + 4 * size;
+            if let Err(violation) = self.check() {
+                panic!("{violation}");
+            }
+        }
+    }
+
+    fn fire(&mut self, now: Now, timer: Timer, out: &mut Out) {
+        match timer {
+            Timer::Wait(place) => self.wait_over(place, out),
+            Timer::Begin(run) => self.begin_over(run, out),
+            Timer::Close(session) => {
+                if self.registry.close_due(session) {
+                    let cause = self.orphan_cause(session);
+                    out.push(Effect::Close { session, cause });
+                }
+            }
+            Timer::Beat(shard) => {
+                let (due, next) = self.pulse.due(shard, now);
+                self.timers.set(next, Timer::Beat(shard));
+                match due {
+                    Due::Ping { token } => {
+                        self.counters.pings += 1;
+                        out.push(Effect::Ping { token });
+                    }
+                    Due::Wait | Due::Wedged => {}
+                }
+            }
+        }
+    }
+
+    fn orphan_cause(&self, session: SessionRef) -> Reason {
+        match self.registry.state(session) {
+            SessionState::Superseded => Reason::Superseded,
+            SessionState::Identified
+            | SessionState::Unbound
+            | SessionState::Pending
+            | SessionState::Ready
+            | SessionState::Closed => Reason::NotRegistered,
+        }
+    }
+
+    fn pong(&mut self, now: Now, token: u64) {
+        match self.pulse.pong(token, now) {
+            Some((shard, before, next)) => {
+                self.timers.cancel(before, Timer::Beat(shard));
+                self.timers.set(next, Timer::Beat(shard));
+            }
+            None => self.counters.stale_events += 1,
+        }
+    }
+
+    /// Tells the queue what the provider has room for now.
+    fn offer(&mut self, provider: ProviderIndex) {
+        self.queue.set_open(provider, self.resources.open(provider));
+    }
+
+    /// The earliest instant at which `tick` has something to do; it may have passed.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Now> {
+        self.timers.next()
+    }
+
+    /// Waiters can be granted that the last step had no room for: call `tick` again. `[I3.7]`
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        self.queue.next().is_some()
+    }
+
+    /// A shard that has not answered in time: end the process. `[D-38]`
+    #[must_use]
+    pub const fn wedged(&self) -> Option<ShardIndex> {
+        self.pulse.wedged()
+    }
+
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    #[must_use]
+    pub const fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    /// Notices since the last call, oldest first. Taking them, or not, changes no decision.
+    pub fn take_events(&mut self) -> impl Iterator<Item = NodeNotice> + '_ {
+        self.notices.take()
+    }
+
+    /// Who owns the node id now, pending or ready.
+    #[must_use]
+    pub fn owner(&self, node: NodeIndex) -> Option<Owner> {
+        self.registry.owner(node)
+    }
+
+    #[must_use]
+    pub fn session_state(&self, session: SessionRef) -> SessionState {
+        self.registry.state(session)
+    }
+}
+
+/// The shard a ping's token belongs to; `None` for a token control did not make.
+pub(crate) fn ping_shard(token: u64) -> Option<ShardIndex> {
+    pulse::shard_of(token)
+}

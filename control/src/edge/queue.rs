@@ -1,0 +1,415 @@
+//! Requests that wait, in order, and which of them could go now: the waiter's half of machine 3.
+//!
+//! A model's waiters stand in one line per class, by age. All of a line have the same candidates, so
+//! its head decides for it. Each provider keeps the heads of all lines it could serve, by kind and
+//! age, over every model that names it; the oldest it has room for right now is its *next*. The set
+//! of all nexts is `ready`: empty exactly when no waiter can be served, so "is anything left to do"
+//! is one look, and no wake-up can be lost. Who changes a head or a provider's room refreshes it in
+//! the same call. `[I3.7]` `[D-16]`
+//!
+//! Costs, with n waiters, c candidates of the model (≤ `PROVIDERS_PER_MODEL_MAX`): the oldest ready
+//! waiter O(1); enter, leave and grant O(log n), plus c times O(log n) when a head changes. Nothing
+//! depends on how many wait, nor on how many models share a provider.
+//!
+//! Lives on: control. Bound: `QueueLimits` per model, plus waiters that came back from a grant, which
+//! are bounded by the run slots.
+use std::collections::{BTreeMap, BTreeSet};
+
+use iop_proto::ids::{ClientRef, ModelIndex, Now, ProviderIndex};
+use iop_proto::limits::{PROVIDERS_PER_MODEL_MAX, RETRY_AFTER_S_MAX};
+
+use super::class::{Class, Kind, Kinds};
+use crate::names::{Names, QueueLimits};
+
+/// A request's seniority: smaller is older. Given at submission, kept over a re-queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Age(u64);
+
+/// Where a request stands, or stood: by age first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Place {
+    pub(crate) age: Age,
+    pub(crate) model: ModelIndex,
+    pub(crate) class: Class,
+}
+
+/// A request that waits. `[states §3: Queued]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) client: ClientRef,
+    /// End of its queue wait, fixed at submission.
+    pub(crate) deadline: Now,
+    pub(crate) body_bytes: u32,
+}
+
+/// A provider that a model names, enabled in the configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) provider: ProviderIndex,
+    /// Bit per class it may be given: its operations; long ones only if it takes any. `[D-16]` `[D-62]`
+    classes: u16,
+    /// Runs granted here under the present generation whose request is not known to have begun.
+    pub(crate) selected: u32,
+}
+
+impl Candidate {
+    pub(crate) const fn serves(&self, class: Class) -> bool {
+        self.classes & 1 << class.row() != 0
+    }
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiters: BTreeMap<Age, Waiter>,
+    /// The head as the providers' seats have it.
+    shown: Option<Age>,
+}
+
+/// The waiters and candidates of one model.
+#[derive(Debug)]
+struct Group {
+    candidates: Vec<Candidate>,
+    lines: [Line; Class::COUNT],
+    queued: u32,
+    long_queued: u32,
+    bytes: u64,
+    /// Runs of ended generations that may still come back: while there are any, nobody of this model
+    /// is granted, so that no younger waiter overtakes them. `[states §1 fence]`
+    undecided: u32,
+    /// Recent time from grant to a complete answer, ms; 0 before the first.
+    service_ms: u64,
+}
+
+impl Group {
+    fn new(names: &Names, providers: &[ProviderIndex]) -> Self {
+        let mut candidates: Vec<Candidate> = Vec::new();
+        for &provider in providers {
+            let name = names.provider(provider);
+            // Named twice is one candidate. `[R-271]`
+            let is_known = candidates.iter().any(|known| known.provider == provider);
+            let is_shunned = cfg!(iop_break = "type_excludes") && !name.kind.is_tunnel();
+            if !name.enabled || is_known || is_shunned {
+                continue;
+            }
+            let classes = Class::all()
+                .filter(|class| name.operations.contains(class.operation()))
+                .filter(|class| !class.is_long() || name.long_capacity > 0)
+                .fold(0, |bits, class| bits | 1 << class.row());
+            candidates.push(Candidate {
+                provider,
+                classes,
+                selected: 0,
+            });
+        }
+        assert!(
+            candidates.len() <= PROVIDERS_PER_MODEL_MAX as usize,
+            "names were not checked"
+        );
+        Self {
+            candidates,
+            lines: Default::default(),
+            queued: 0,
+            long_queued: 0,
+            bytes: 0,
+            undecided: 0,
+            service_ms: 0,
+        }
+    }
+}
+
+/// What one provider could serve, and the oldest of it that it has room for.
+#[derive(Debug, Default)]
+struct Seat {
+    open: Kinds,
+    heads: [BTreeSet<Place>; Kind::COUNT],
+    next: Option<Place>,
+}
+
+impl Seat {
+    fn refresh(&mut self, provider: ProviderIndex, ready: &mut BTreeSet<(Place, ProviderIndex)>) {
+        let open = Kind::all().filter(|&kind| self.open.contains(kind));
+        let next = open
+            .filter_map(|kind| self.heads[kind.row()].first().copied())
+            .min();
+        let before = core::mem::replace(&mut self.next, next);
+        if before == next {
+            return;
+        }
+        if let Some(place) = before {
+            ready.remove(&(place, provider));
+        }
+        if let Some(place) = next {
+            ready.insert((place, provider));
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    groups: Vec<Group>,
+    seats: Vec<Seat>,
+    /// Per provider with something to do, the oldest it can serve.
+    ready: BTreeSet<(Place, ProviderIndex)>,
+    clients: BTreeMap<ClientRef, Place>,
+    next_age: u64,
+    /// Per provider: the models that name it, and its position among their candidates.
+    groups_of: Vec<Vec<(ModelIndex, usize)>>,
+}
+
+impl Queue {
+    pub(crate) fn new(names: &Names) -> Self {
+        let groups: Vec<_> = names
+            .models
+            .iter()
+            .map(|model| Group::new(names, &model.providers))
+            .collect();
+        let mut groups_of = vec![Vec::new(); names.providers.len()];
+        for (row, group) in groups.iter().enumerate() {
+            let model = ModelIndex::new(row).expect("models are at most MODELS_MAX");
+            for (position, candidate) in group.candidates.iter().enumerate() {
+                groups_of[candidate.provider.row()].push((model, position));
+            }
+        }
+        Self {
+            groups,
+            seats: names.providers.iter().map(|_| Seat::default()).collect(),
+            ready: BTreeSet::new(),
+            clients: BTreeMap::new(),
+            next_age: 0,
+            groups_of,
+        }
+    }
+
+    /// The place of a request that is submitted now: younger than all before.
+    pub(crate) fn new_place(&mut self, model: ModelIndex, class: Class) -> Place {
+        let age = Age(self.next_age);
+        self.next_age += 1;
+        Place { age, model, class }
+    }
+
+    pub(crate) fn candidates(&self, model: ModelIndex) -> &[Candidate] {
+        &self.groups[model.row()].candidates
+    }
+
+    pub(crate) fn candidate_mut(&mut self, model: ModelIndex, position: usize) -> &mut Candidate {
+        &mut self.groups[model.row()].candidates[position]
+    }
+
+    /// The configuration has a provider for it, live or not. `[D-11]`
+    pub(crate) fn is_served(&self, place: Place) -> bool {
+        self.candidates(place.model)
+            .iter()
+            .any(|candidate| candidate.serves(place.class))
+    }
+
+    /// A new request here may be granted past the queue: nobody waits who could be served, nobody of
+    /// its own line, nobody who may come back to its model. `[S-15]`
+    pub(crate) fn may_pass(&self, place: Place) -> bool {
+        let group = &self.groups[place.model.row()];
+        self.ready.is_empty()
+            && group.undecided == 0
+            && group.lines[place.class.row()].waiters.is_empty()
+    }
+
+    /// One more fits the model's bounds; exactly at the limit is accepted. `[D-30]` `[P-16]`
+    pub(crate) fn has_room(&self, model: ModelIndex, body_bytes: u32, limits: QueueLimits) -> bool {
+        let group = &self.groups[model.row()];
+        cfg!(iop_break = "queue_unbounded")
+            || (group.queued < limits.waiters_max
+                && group.bytes + u64::from(body_bytes) <= limits.waiting_bytes_max)
+    }
+
+    /// Enters a waiter at its place: the tail for a new one, its old place for one that comes back.
+    ///
+    /// # Panics
+    /// When the client waits already: a shard's bug.
+    pub(crate) fn enter(&mut self, place: Place, waiter: Waiter) {
+        let group = &mut self.groups[place.model.row()];
+        group.queued += 1;
+        group.long_queued += u32::from(place.class.is_long());
+        group.bytes += u64::from(waiter.body_bytes);
+        group.lines[place.class.row()]
+            .waiters
+            .insert(place.age, waiter);
+        let before = self.clients.insert(waiter.client, place);
+        assert!(
+            before.is_none(),
+            "a client submitted while its request waits"
+        );
+        self.show(place.model, place.class);
+    }
+
+    /// Takes a waiter out, for whatever reason. `None` if nobody stands there.
+    pub(crate) fn leave(&mut self, place: Place) -> Option<Waiter> {
+        let group = &mut self.groups[place.model.row()];
+        let waiter = group.lines[place.class.row()].waiters.remove(&place.age)?;
+        group.queued -= 1;
+        group.long_queued -= u32::from(place.class.is_long());
+        group.bytes -= u64::from(waiter.body_bytes);
+        self.clients.remove(&waiter.client);
+        self.show(place.model, place.class);
+        Some(waiter)
+    }
+
+    pub(crate) fn place_of(&self, client: ClientRef) -> Option<Place> {
+        self.clients.get(&client).copied()
+    }
+
+    /// The oldest waiter that some provider has room for. `[D-16]`
+    pub(crate) fn next(&self) -> Option<Place> {
+        let end = if cfg!(iop_break = "youngest_first") {
+            self.ready.last()
+        } else {
+            self.ready.first()
+        };
+        end.map(|&(place, _)| place)
+    }
+
+    /// What a provider has room for has changed, or may have.
+    pub(crate) fn set_open(&mut self, provider: ProviderIndex, open: Kinds) {
+        let seat = &mut self.seats[provider.row()];
+        if seat.open != open {
+            seat.open = open;
+            seat.refresh(provider, &mut self.ready);
+        }
+    }
+
+    /// The provider's generation has ended: its granted runs that have not begun may come back, and
+    /// their models wait for them. O(models that name the provider).
+    pub(crate) fn hold(&mut self, provider: ProviderIndex) {
+        for entry in 0..self.groups_of[provider.row()].len() {
+            let (model, position) = self.groups_of[provider.row()][entry];
+            let group = &mut self.groups[model.row()];
+            let returning = core::mem::take(&mut group.candidates[position].selected);
+            if returning > 0 {
+                group.undecided += returning;
+                self.show_all(model);
+            }
+        }
+    }
+
+    /// One of those runs is decided: it came back, began or ended.
+    pub(crate) fn unhold(&mut self, model: ModelIndex) {
+        let group = &mut self.groups[model.row()];
+        group.undecided = group
+            .undecided
+            .checked_sub(1)
+            .expect("each run is decided once");
+        if group.undecided == 0 {
+            self.show_all(model);
+        }
+    }
+
+    fn show_all(&mut self, model: ModelIndex) {
+        for class in Class::all() {
+            self.show(model, class);
+        }
+    }
+
+    /// Brings the seats up to date with the head of one line.
+    fn show(&mut self, model: ModelIndex, class: Class) {
+        let Self {
+            groups,
+            seats,
+            ready,
+            ..
+        } = self;
+        let group = &mut groups[model.row()];
+        let held = group.undecided > 0 && !cfg!(iop_break = "group_not_held");
+        let line = &mut group.lines[class.row()];
+        let head = line
+            .waiters
+            .first_key_value()
+            .map(|(&age, _)| age)
+            .filter(|_| !held);
+        let before = core::mem::replace(&mut line.shown, head);
+        if before == head {
+            return;
+        }
+        for candidate in group
+            .candidates
+            .iter()
+            .filter(|candidate| candidate.serves(class))
+        {
+            let seat = &mut seats[candidate.provider.row()];
+            let heads = &mut seat.heads[class.kind().row()];
+            if let Some(age) = before {
+                heads.remove(&Place { age, model, class });
+            }
+            if let Some(age) = head {
+                heads.insert(Place { age, model, class });
+            }
+            seat.refresh(candidate.provider, ready);
+        }
+    }
+
+    /// A request of the model was answered completely `ms` after its grant.
+    pub(crate) fn record_service(&mut self, model: ModelIndex, ms: u64) {
+        let recent = &mut self.groups[model.row()].service_ms;
+        *recent = if *recent == 0 {
+            ms
+        } else {
+            (*recent * 7 + ms) / 8
+        };
+    }
+
+    /// When to come back, s: recent service time rounded up, at least 1. `[D-30]`
+    pub(crate) fn retry_after_s(&self, model: ModelIndex) -> u16 {
+        let seconds = self.groups[model.row()].service_ms.div_ceil(1_000);
+        let bounded = seconds.clamp(1, u64::from(RETRY_AFTER_S_MAX));
+        u16::try_from(bounded).expect("RETRY_AFTER_S_MAX fits")
+    }
+
+    /// Waiting requests of the model, and how many of them are long.
+    pub(crate) fn waiting(&self, model: ModelIndex) -> (u32, u32) {
+        let group = &self.groups[model.row()];
+        (group.queued, group.long_queued)
+    }
+
+    pub(crate) fn waiting_bytes(&self, model: ModelIndex) -> u64 {
+        self.groups[model.row()].bytes
+    }
+
+    /// All waiting requests.
+    pub(crate) fn waiting_total(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Waiting requests that have `provider` among the candidates configured for them, and how many
+    /// are long. Each once, however often the model names the provider. `[R-271]` `[R-273]`
+    pub(crate) fn pressure(&self, provider: ProviderIndex) -> (u32, u32) {
+        let mut queued = 0;
+        let mut long = 0;
+        for &(model, position) in &self.groups_of[provider.row()] {
+            let group = &self.groups[model.row()];
+            let candidate = &group.candidates[position];
+            for class in Class::all().filter(|&class| candidate.serves(class)) {
+                let waiting = group.lines[class.row()].waiters.len();
+                let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+                queued += waiting;
+                long += if class.is_long() { waiting } else { 0 };
+            }
+        }
+        (queued, long)
+    }
+
+    pub(crate) fn undecided(&self, model: ModelIndex) -> u32 {
+        self.groups[model.row()].undecided
+    }
+
+    pub(crate) fn models(&self) -> impl Iterator<Item = ModelIndex> + use<> {
+        (0..self.groups.len()).filter_map(ModelIndex::new)
+    }
+
+    /// The waiters of one line, oldest first.
+    pub(crate) fn line(
+        &self,
+        model: ModelIndex,
+        class: Class,
+    ) -> impl Iterator<Item = (Place, &Waiter)> {
+        self.groups[model.row()].lines[class.row()]
+            .waiters
+            .iter()
+            .map(move |(&age, waiter)| (Place { age, model, class }, waiter))
+    }
+}

@@ -1,0 +1,202 @@
+//! What the Edge looks like from outside: nodes, providers, models at one instant.
+//!
+//! Lives on: made by control in one O(nodes + providers + models that name them) step, read anywhere.
+//! Bound: the tables of `names`. Ask at most once a second.
+use std::sync::Arc;
+
+use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex};
+
+use super::Control;
+use super::resource::{Live, Resource};
+use crate::names::Names;
+
+/// Effective status of a provider. `[R-282]` `[A-46]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    Available,
+    Unavailable,
+    /// Switched off in the configuration.
+    Disabled,
+}
+
+impl Status {
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Available => "available",
+            Self::Unavailable => "unavailable",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+/// Effective health of a provider. `[R-283]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// What the configuration says, unchanged.
+    Configured,
+    /// Its node is not connected.
+    Offline,
+}
+
+/// State of one provider beneath its node. `[R-267]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderSnapshot {
+    /// Its catalog identity: a row of the snapshot's `names`. `[R-281]`
+    pub provider: ProviderIndex,
+    pub status: Status,
+    pub health: Health,
+    /// Requests at once.
+    pub capacity: u32,
+    /// Leases held. `[R-269]`
+    pub in_flight: u32,
+    /// Waiting requests that it is a live candidate of. `[R-271]`
+    pub queued: u32,
+    pub long_context_capacity: u32,
+    pub long_in_flight: u32,
+    pub long_queued: u32,
+}
+
+impl ProviderSnapshot {
+    /// Health as shown. `[R-283]`
+    #[must_use]
+    pub fn health_text<'a>(&self, names: &'a Names) -> &'a str {
+        match self.health {
+            Health::Configured => &names.provider(self.provider).health,
+            Health::Offline => "offline",
+        }
+    }
+}
+
+/// State of one configured node. `[R-280]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSnapshot {
+    pub node: NodeIndex,
+    /// Dispatch-ready. `[I1.3]`
+    pub connected: bool,
+    /// Takes nothing new: it has announced that it closes.
+    pub draining: bool,
+    pub providers: Vec<ProviderSnapshot>,
+}
+
+/// Waiting requests of one model. Each counts once here. `[R-273]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSnapshot {
+    pub model: ModelIndex,
+    pub queued: u32,
+    pub long_queued: u32,
+    /// Of their bodies.
+    pub queued_bytes: u64,
+}
+
+/// Totals of this Edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EdgeSnapshot {
+    pub leases_held: u64,
+    /// Since start: `leases_taken == leases_returned + leases_held`. `[I3.1]`
+    pub leases_taken: u64,
+    pub leases_returned: u64,
+    /// Run slots in use, those of ended generations included until their shard has reported.
+    pub runs: u32,
+    pub waiting: usize,
+}
+
+/// One instant of the Edge.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub at: Now,
+    /// The configuration that every index here is a row of.
+    pub names: Arc<Names>,
+    pub nodes: Vec<NodeSnapshot>,
+    pub models: Vec<ModelSnapshot>,
+    pub edge: EdgeSnapshot,
+}
+
+impl Control {
+    /// The read model at `now`. Sees whole steps only. `[S-54]`
+    #[must_use]
+    pub fn snapshot(&self, now: Now) -> Snapshot {
+        let nodes = (0..self.names.nodes.len()).filter_map(NodeIndex::new);
+        Snapshot {
+            at: now,
+            names: Arc::clone(&self.names),
+            nodes: nodes.map(|node| self.node_snapshot(node)).collect(),
+            models: self
+                .queue
+                .models()
+                .map(|model| self.model_snapshot(model))
+                .collect(),
+            edge: EdgeSnapshot {
+                leases_held: self.resources.held(),
+                leases_taken: self.resources.taken,
+                leases_returned: self.resources.returned,
+                runs: self.leases.used(),
+                waiting: self.queue.waiting_total(),
+            },
+        }
+    }
+
+    fn node_snapshot(&self, node: NodeIndex) -> NodeSnapshot {
+        let providers = self.resources.of_node(node);
+        let owner = self.registry.owner(node);
+        let pending_counts = cfg!(iop_break = "pending_is_connected");
+        NodeSnapshot {
+            node,
+            connected: owner.is_some_and(|owner| owner.is_ready || pending_counts),
+            draining: providers.iter().any(|&provider| {
+                matches!(
+                    self.resources.get(provider).live,
+                    Live::Live { draining: true, .. }
+                )
+            }),
+            providers: providers
+                .iter()
+                .map(|&provider| self.provider_snapshot(provider))
+                .collect(),
+        }
+    }
+
+    /// The projection table of the contract: offline and enabled, all figures 0; disabled, figures 0
+    /// but for the leases still held under a live node; live, the real ones. `[R-284]` `[A-46]`
+    fn provider_snapshot(&self, provider: ProviderIndex) -> ProviderSnapshot {
+        let resource: &Resource = self.resources.get(provider);
+        let is_enabled = self.names.provider(provider).enabled;
+        let is_live = resource.live != Live::Offline;
+        let (status, health) = match (is_enabled, is_live) {
+            (false, _) => (Status::Disabled, Health::Configured),
+            (true, false) if cfg!(iop_break = "offline_is_available") => {
+                (Status::Available, Health::Configured)
+            }
+            (true, false) => (Status::Unavailable, Health::Offline),
+            (true, true) => (Status::Available, Health::Configured),
+        };
+        let is_shown = is_enabled && is_live;
+        let is_candidate = resource.is_candidate() || cfg!(iop_break = "offline_is_queued");
+        let (queued, long_queued) = if is_candidate {
+            self.queue.pressure(provider)
+        } else {
+            (0, 0)
+        };
+        ProviderSnapshot {
+            provider,
+            status,
+            health,
+            capacity: if is_shown { resource.capacity } else { 0 },
+            in_flight: resource.load.in_flight,
+            queued,
+            long_context_capacity: if is_shown { resource.long_capacity } else { 0 },
+            long_in_flight: resource.load.long,
+            long_queued,
+        }
+    }
+
+    fn model_snapshot(&self, model: ModelIndex) -> ModelSnapshot {
+        let (queued, long_queued) = self.queue.waiting(model);
+        ModelSnapshot {
+            model,
+            queued,
+            long_queued,
+            queued_bytes: self.queue.waiting_bytes(model),
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! A control core, a clock, and short names for what tests say to it.
+use std::sync::Arc;
+
+use iop_control::edge::{Control, NodeNotice, ProviderSnapshot};
+use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_control::step::{Effect, Ending, Event, Out};
+use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
+use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef};
+use iop_proto::ids::{SessionRef, ShardIndex, SlotGeneration};
+use iop_proto::reason::Reason;
+
+pub(crate) const CHAT: Operation = Operation::ChatCompletions;
+
+pub(crate) fn node(row: usize) -> NodeIndex {
+    NodeIndex::new(row).unwrap()
+}
+
+pub(crate) fn provider(row: usize) -> ProviderIndex {
+    ProviderIndex::new(row).unwrap()
+}
+
+pub(crate) fn model(row: usize) -> ModelIndex {
+    ModelIndex::new(row).unwrap()
+}
+
+/// Connection number `slot`, in its `generation`th tenancy of that slot.
+pub(crate) fn session_again(slot: u32, generation: u32) -> SessionRef {
+    SessionRef {
+        shard: ShardIndex::new(0).unwrap(),
+        slot,
+        generation: SlotGeneration::new(generation).unwrap(),
+    }
+}
+
+pub(crate) fn session(slot: u32) -> SessionRef {
+    session_again(slot, 1)
+}
+
+pub(crate) fn client(slot: u32) -> ClientRef {
+    ClientRef {
+        shard: ShardIndex::new(0).unwrap(),
+        slot,
+        generation: SlotGeneration::FIRST,
+    }
+}
+
+/// Builds a name table row by row.
+pub(crate) struct World(pub(crate) Names);
+
+impl World {
+    /// `nodes` nodes, no provider, no model; generous queue, 30 s wait.
+    pub(crate) fn new(nodes: usize) -> Self {
+        let nodes = (0..nodes).map(|row| NodeName {
+            id: format!("n{row}"),
+            certificate_name: format!("n{row}"),
+            config_payload: Vec::new(),
+        });
+        Self(Names {
+            nodes: nodes.collect(),
+            providers: Vec::new(),
+            models: Vec::new(),
+            queue: QueueLimits {
+                waiters_max: 1_024,
+                waiting_bytes_max: 1 << 30,
+                wait_ms: 30_000,
+            },
+        })
+    }
+
+    /// A provider on a node; long requests as many as any.
+    pub(crate) fn provider(mut self, on: usize, capacity: u32) -> Self {
+        let row = self.0.providers.len();
+        self.0.providers.push(ProviderName {
+            id: format!("pv{row}"),
+            node: node(on),
+            kind: ProviderKind::OpenAiCompat,
+            adapter: "a".into(),
+            target: format!("t{row}"),
+            category: Category::Api,
+            enabled: true,
+            health: "healthy".into(),
+            capacity,
+            long_capacity: capacity,
+            operations: OperationSet::ALL,
+            profile_operations: OperationSet::ALL,
+            stall_timeout_ms: 0,
+            timeout_s: 0,
+            response_wait_ms: 315_000,
+        });
+        self
+    }
+
+    /// Changes the provider added last.
+    pub(crate) fn but(mut self, change: impl FnOnce(&mut ProviderName)) -> Self {
+        change(self.0.providers.last_mut().unwrap());
+        self
+    }
+
+    pub(crate) fn model(mut self, providers: &[usize]) -> Self {
+        let row = self.0.models.len();
+        self.0.models.push(ModelName {
+            name: format!("m{row}"),
+            providers: providers.iter().map(|&row| provider(row)).collect(),
+            long_threshold_bytes: 1_000,
+            created: 0,
+        });
+        self
+    }
+
+    pub(crate) fn queue(mut self, waiters_max: u32, waiting_bytes_max: u64) -> Self {
+        self.0.queue.waiters_max = waiters_max;
+        self.0.queue.waiting_bytes_max = waiting_bytes_max;
+        self
+    }
+
+    pub(crate) fn rig(self) -> Rig {
+        Rig {
+            control: Control::new(Arc::new(self.0), 1, Now::default()),
+            now: Now::default(),
+            out: Out::default(),
+        }
+    }
+}
+
+/// One node, one provider of `capacity`, one model.
+pub(crate) fn small(capacity: u32) -> Rig {
+    World::new(1).provider(0, capacity).model(&[0]).rig()
+}
+
+pub(crate) struct Rig {
+    pub(crate) control: Control,
+    pub(crate) now: Now,
+    out: Out,
+}
+
+impl Rig {
+    /// One step; every invariant holds after it.
+    pub(crate) fn step(&mut self, event: Event) -> Vec<Effect> {
+        self.control.handle(self.now, event, &mut self.out);
+        self.settle()
+    }
+
+    /// Moves the clock and fires what is due; pings are answered and not reported.
+    pub(crate) fn pass_ms(&mut self, ms: u64) -> Vec<Effect> {
+        let end = self.now.after_ms(ms);
+        let mut effects = Vec::new();
+        while let Some(due) = self.control.next_deadline().filter(|&due| due <= end) {
+            self.now = due.max(self.now);
+            effects.extend(self.tick());
+        }
+        self.now = end;
+        effects
+    }
+
+    pub(crate) fn tick(&mut self) -> Vec<Effect> {
+        self.control.tick(self.now, &mut self.out);
+        self.settle()
+    }
+
+    fn settle(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        loop {
+            let mut pongs = Vec::new();
+            for effect in self.out.drain() {
+                match effect {
+                    Effect::Ping { token } => pongs.push(token),
+                    _ => effects.push(effect),
+                }
+            }
+            if let Err(violation) = self.control.check() {
+                panic!("{violation}");
+            }
+            for token in pongs {
+                self.control
+                    .handle(self.now, Event::Pong { token }, &mut self.out);
+                effects.extend(self.out.drain());
+            }
+            if !self.control.has_pending() {
+                return effects;
+            }
+            self.control.tick(self.now, &mut self.out);
+        }
+    }
+
+    pub(crate) fn register(&mut self, session: SessionRef, row: usize) -> Vec<Effect> {
+        let claimed = Some(node(row));
+        self.step(Event::Register {
+            session,
+            reply_to: 1,
+            claimed,
+            certified: claimed,
+        })
+    }
+
+    pub(crate) fn ready(&mut self, session: SessionRef, row: usize) -> Vec<Effect> {
+        let claimed = Some(node(row));
+        self.step(Event::Ready {
+            session,
+            reply_to: 2,
+            claimed,
+        })
+    }
+
+    /// Registers and readies; what follows from the ready, its acknowledgement included.
+    pub(crate) fn up(&mut self, session: SessionRef, row: usize) -> Vec<Effect> {
+        let accepted = self.register(session, row);
+        assert!(matches!(
+            accepted.last(),
+            Some(Effect::RegisterReply { refusal: None, .. })
+        ));
+        let effects = self.ready(session, row);
+        assert!(matches!(
+            effects.first(),
+            Some(Effect::ReadyReply { refusal: None, .. })
+        ));
+        effects
+    }
+
+    pub(crate) fn close(&mut self, session: SessionRef) -> Vec<Effect> {
+        let cause = Reason::PeerClosed;
+        self.step(Event::Closed { session, cause })
+    }
+
+    pub(crate) fn submit(&mut self, slot: u32, to: usize) -> Vec<Effect> {
+        self.submit_as(slot, to, CHAT, false, 100)
+    }
+
+    pub(crate) fn submit_as(
+        &mut self,
+        slot: u32,
+        to: usize,
+        operation: Operation,
+        long: bool,
+        body_bytes: u32,
+    ) -> Vec<Effect> {
+        self.step(Event::Submit {
+            client: client(slot),
+            model: model(to),
+            operation,
+            long,
+            body_bytes,
+        })
+    }
+
+    /// Submits and is granted at once.
+    pub(crate) fn run(&mut self, slot: u32, to: usize) -> RunRef {
+        let effects = self.submit(slot, to);
+        let granted = grants(&effects);
+        assert_eq!(granted.len(), 1, "{effects:?}");
+        assert_eq!(granted[0].0, client(slot));
+        granted[0].1
+    }
+
+    pub(crate) fn begun(&mut self, run: RunRef) {
+        assert_eq!(self.step(Event::Begun { run }), []);
+    }
+
+    pub(crate) fn complete(&mut self, run: RunRef) -> Vec<Effect> {
+        let ending = Ending::Complete;
+        self.step(Event::Terminal { run, ending })
+    }
+
+    pub(crate) fn back(&mut self, run: RunRef, slot: u32) -> Vec<Effect> {
+        let client = Some(client(slot));
+        self.step(Event::NotSent { run, client })
+    }
+
+    pub(crate) fn shown(&self, of: usize) -> ProviderSnapshot {
+        let snapshot = self.control.snapshot(self.now);
+        let mut all = snapshot.nodes.iter().flat_map(|node| &node.providers);
+        *all.find(|shown| shown.provider == provider(of)).unwrap()
+    }
+
+    pub(crate) fn is_connected(&self, row: usize) -> bool {
+        self.control.snapshot(self.now).nodes[row].connected
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.control.snapshot(self.now).edge.waiting
+    }
+
+    pub(crate) fn notices(&mut self) -> Vec<NodeNotice> {
+        self.control.take_events().collect()
+    }
+}
+
+/// (client, run, session, provider) of each grant, in order.
+pub(crate) fn grants(effects: &[Effect]) -> Vec<(ClientRef, RunRef, SessionRef, ProviderIndex)> {
+    let grant = |effect: &Effect| match *effect {
+        Effect::Grant {
+            client,
+            run,
+            session,
+            provider,
+        } => Some((client, run, session, provider)),
+        _ => None,
+    };
+    effects.iter().filter_map(grant).collect()
+}
+
+/// The clients granted, in order.
+pub(crate) fn granted(effects: &[Effect]) -> Vec<ClientRef> {
+    grants(effects).into_iter().map(|grant| grant.0).collect()
+}
+
+pub(crate) fn clients(slots: impl IntoIterator<Item = u32>) -> Vec<ClientRef> {
+    slots.into_iter().map(client).collect()
+}
+
+/// (client, reason, Retry-After) of each refusal, in order.
+pub(crate) fn refused(effects: &[Effect]) -> Vec<(ClientRef, Reason, u16)> {
+    let refusal = |effect: &Effect| match *effect {
+        Effect::Refuse {
+            client,
+            reason,
+            retry_after_s,
+        } => Some((client, reason, retry_after_s)),
+        _ => None,
+    };
+    effects.iter().filter_map(refusal).collect()
+}
+
+/// The answers to readies, in order: `None` is true.
+pub(crate) fn ready_replies(effects: &[Effect]) -> Vec<Option<Reason>> {
+    let reply = |effect: &Effect| match *effect {
+        Effect::ReadyReply { refusal, .. } => Some(refusal),
+        _ => None,
+    };
+    effects.iter().filter_map(reply).collect()
+}

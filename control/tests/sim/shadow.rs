@@ -1,0 +1,426 @@
+//! A naive core: what the contract says about each step, by looking at everything every time.
+//!
+//! It watches what control is told and what it answers, keeps its own books, and objects.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iop_control::edge::Control;
+use iop_control::names::Names;
+use iop_control::step::{Effect, Event};
+use iop_proto::catalog::Operation;
+use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
+use iop_proto::reason::Reason;
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    client: ClientRef,
+    age: u64,
+    model: ModelIndex,
+    operation: Operation,
+    long: bool,
+    bytes: u32,
+    deadline: Now,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Granted {
+    request: Request,
+    provider: ProviderIndex,
+    session: SessionRef,
+    fenced: bool,
+    begun: bool,
+    cancelled: Option<Reason>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    session: SessionRef,
+    ready: bool,
+    draining: bool,
+}
+
+pub(crate) struct Shadow {
+    names: Arc<Names>,
+    waiting: Vec<Request>,
+    runs: BTreeMap<RunRef, Granted>,
+    owners: Vec<Option<Owner>>,
+    next_age: u64,
+    taken: u64,
+    returned: u64,
+    last_used: Vec<u64>,
+    /// A client that came back from a cancelled run: to be refused in this step.
+    owed: Option<(ClientRef, Reason)>,
+}
+
+impl Shadow {
+    pub(crate) fn new(names: Arc<Names>) -> Self {
+        Self {
+            waiting: Vec::new(),
+            runs: BTreeMap::new(),
+            owners: vec![None; names.nodes.len()],
+            next_age: 0,
+            taken: 0,
+            returned: 0,
+            last_used: vec![0; names.providers.len()],
+            owed: None,
+            names,
+        }
+    }
+
+    /// What control is told, before its answer.
+    pub(crate) fn told(&mut self, now: Now, event: &Event) {
+        match *event {
+            Event::Submit {
+                client,
+                model,
+                operation,
+                long,
+                body_bytes,
+            } => {
+                self.waiting.push(Request {
+                    client,
+                    age: self.next_age,
+                    model,
+                    operation,
+                    long,
+                    bytes: body_bytes,
+                    deadline: now.after_ms(self.names.queue.wait_ms),
+                });
+                self.next_age += 1;
+            }
+            Event::ClientGone { client } => self.waiting.retain(|w| w.client != client),
+            Event::Begun { run } => {
+                self.runs.get_mut(&run).expect("a run begins once").begun = true
+            }
+            Event::NotSent { run, client } => {
+                let granted = self.finish(run);
+                if let Some(client) = client {
+                    match granted.cancelled {
+                        Some(reason) => self.owed = Some((client, reason)),
+                        None => self.waiting.push(Request {
+                            client,
+                            ..granted.request
+                        }),
+                    }
+                }
+            }
+            Event::Terminal { run, .. } | Event::Lost { run } => {
+                self.finish(run);
+            }
+            Event::Closed { session, .. } => {
+                for row in 0..self.owners.len() {
+                    if self.owners[row].is_some_and(|owner| owner.session == session) {
+                        self.end_ownership(row);
+                    }
+                }
+            }
+            Event::GoAway { session } => {
+                for owner in self.owners.iter_mut().flatten() {
+                    owner.draining |= owner.session == session && owner.ready;
+                }
+            }
+            Event::Register { .. } | Event::Ready { .. } | Event::Pong { .. } => {}
+        }
+    }
+
+    fn finish(&mut self, run: RunRef) -> Granted {
+        let granted = self.runs.remove(&run).expect("a run is reported once");
+        self.returned += u64::from(!granted.fenced);
+        granted
+    }
+
+    fn end_ownership(&mut self, row: usize) {
+        let owner = self.owners[row].take().expect("had an owner");
+        for granted in self.runs.values_mut() {
+            if granted.session == owner.session && !granted.fenced {
+                assert!(owner.ready, "a pending owner holds no lease");
+                granted.fenced = true;
+                self.returned += 1;
+            }
+        }
+    }
+
+    /// What control answered, in order.
+    pub(crate) fn answered(&mut self, now: Now, effect: &Effect) {
+        match *effect {
+            Effect::RegisterReply {
+                session,
+                node: Some(node),
+                refusal: None,
+                ..
+            } => self.accepted(session, node),
+            Effect::RegisterReply { refusal, .. } => {
+                assert!(refusal.is_some_and(|reason| !reason.text().is_empty()));
+            }
+            Effect::ReadyReply {
+                session,
+                refusal: None,
+                ..
+            } => {
+                let mut owners = self.owners.iter_mut().flatten();
+                let owner = owners.find(|owner| owner.session == session);
+                owner.expect("only an owner's ready is true").ready = true;
+            }
+            Effect::ReadyReply { .. } | Effect::Ping { .. } => {}
+            Effect::Close { session, .. } => {
+                let owns = self
+                    .owners
+                    .iter()
+                    .flatten()
+                    .any(|owner| owner.session == session && !owner.ready);
+                assert!(!owns, "a pending owner is never closed by control");
+            }
+            Effect::Grant {
+                client,
+                run,
+                session,
+                provider,
+            } => self.granted(client, run, session, provider),
+            Effect::Refuse { client, reason, .. } => self.refused(now, client, reason),
+            Effect::Cancel { run, reason } => {
+                let granted = self
+                    .runs
+                    .get_mut(&run)
+                    .expect("only a granted run is cancelled");
+                assert!(!granted.fenced && !granted.begun && granted.cancelled.is_none());
+                granted.cancelled = Some(reason);
+            }
+            Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
+        }
+    }
+
+    fn accepted(&mut self, session: SessionRef, node: NodeIndex) {
+        let row = node.row();
+        if self.owners[row].is_some_and(|owner| owner.session == session) {
+            return; // a repeated registration
+        }
+        let others = self.owners.iter().flatten();
+        assert!(
+            others.into_iter().all(|owner| owner.session != session),
+            "a second node id"
+        );
+        if self.owners[row].is_some() {
+            self.end_ownership(row);
+        }
+        self.owners[row] = Some(Owner {
+            session,
+            ready: false,
+            draining: false,
+        });
+    }
+
+    fn granted(
+        &mut self,
+        client: ClientRef,
+        run: RunRef,
+        session: SessionRef,
+        provider: ProviderIndex,
+    ) {
+        let at = self
+            .waiting
+            .iter()
+            .position(|waiting| waiting.client == client);
+        let request = self
+            .waiting
+            .remove(at.expect("only a waiting request is granted"));
+        let owner = self.owners[self.names.provider(provider).node.row()];
+        assert!(
+            owner.is_some_and(|owner| owner.session == session),
+            "granted to a stranger"
+        );
+        assert_eq!(run.shard, session.shard, "the run slot is on another shard");
+        assert!(
+            self.may_serve(provider, &request),
+            "{provider:?} may not serve {request:?}"
+        );
+        assert!(
+            !self.is_held(request.model),
+            "granted while older ones may come back"
+        );
+        let chosen = self.rank(provider);
+        for &other in &self.names.model(request.model).providers {
+            let better = self.may_serve(other, &request) && self.rank(other) < chosen;
+            assert!(
+                !better,
+                "{other:?} was better than {provider:?} for {request:?}"
+            );
+        }
+        for older in self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.age < request.age)
+        {
+            let passed = self.may_serve(provider, older) && !self.is_held(older.model);
+            assert!(!passed, "{request:?} overtook {older:?}");
+        }
+        self.taken += 1;
+        self.last_used[provider.row()] = self.taken;
+        let granted = Granted {
+            request,
+            provider,
+            session,
+            fenced: false,
+            begun: false,
+            cancelled: None,
+        };
+        assert!(
+            self.runs.insert(run, granted).is_none(),
+            "a run slot in use was given away"
+        );
+    }
+
+    fn refused(&mut self, now: Now, client: ClientRef, reason: Reason) {
+        if let Some((owed, why)) = self.owed.take() {
+            assert_eq!((owed, why), (client, reason));
+            return;
+        }
+        let at = self
+            .waiting
+            .iter()
+            .position(|waiting| waiting.client == client);
+        let request = self
+            .waiting
+            .remove(at.expect("only a waiting request is refused"));
+        let limits = self.names.queue;
+        let same = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.model == request.model);
+        let bytes: u64 = same.clone().map(|waiting| u64::from(waiting.bytes)).sum();
+        let is_right = match reason {
+            Reason::QueueFull => {
+                same.count() >= limits.waiters_max as usize
+                    || bytes + u64::from(request.bytes) > limits.waiting_bytes_max
+            }
+            Reason::QueueTimeout => request.deadline <= now,
+            Reason::NoProviderConfigured => {
+                let providers = &self.names.model(request.model).providers;
+                !providers
+                    .iter()
+                    .any(|&provider| self.is_configured(provider, &request))
+            }
+            _ => false,
+        };
+        assert!(is_right, "{request:?} refused as {}", reason.label());
+    }
+
+    fn is_configured(&self, provider: ProviderIndex, request: &Request) -> bool {
+        let name = self.names.provider(provider);
+        name.enabled
+            && self
+                .names
+                .model(request.model)
+                .providers
+                .contains(&provider)
+            && name.operations.contains(request.operation)
+            && (!request.long || name.long_capacity > 0)
+    }
+
+    fn held_on(&self, provider: ProviderIndex) -> impl Iterator<Item = &Granted> {
+        self.runs
+            .values()
+            .filter(move |run| run.provider == provider && !run.fenced)
+    }
+
+    /// Selectable for it, counted from the runs.
+    fn may_serve(&self, provider: ProviderIndex, request: &Request) -> bool {
+        let name = self.names.provider(provider);
+        let count = |wanted: fn(&Request) -> bool| {
+            u32::try_from(
+                self.held_on(provider)
+                    .filter(|run| wanted(&run.request))
+                    .count(),
+            )
+            .unwrap()
+        };
+        let counts_tokens = |request: &Request| request.operation == Operation::CountTokens;
+        self.is_configured(provider, request)
+            && self.owners[name.node.row()].is_some_and(|owner| owner.ready && !owner.draining)
+            && count(|_| true) < name.capacity
+            && (!request.long || count(|request| request.long) < name.long_capacity)
+            && (!counts_tokens(request) || count(counts_tokens) < (name.capacity / 4).max(1))
+    }
+
+    /// Load after a grant, in 1/(5·7·8·9)ths so that it is exact for capacities up to 9; then age.
+    fn rank(&self, provider: ProviderIndex) -> (u64, u64) {
+        let load = self.held_on(provider).count() as u64 + 1;
+        let capacity = u64::from(self.names.provider(provider).capacity);
+        (load * 2_520 / capacity, self.last_used[provider.row()])
+    }
+
+    /// Runs of ended generations may still come back to this model.
+    fn is_held(&self, model: ModelIndex) -> bool {
+        self.runs.values().any(|run| {
+            run.request.model == model && run.fenced && !run.begun && run.cancelled.is_none()
+        })
+    }
+
+    /// After a step.
+    pub(crate) fn settle(&self, now: Now, control: &Control) {
+        assert!(
+            self.owed.is_none(),
+            "a cancelled request was never answered"
+        );
+        if let Err(violation) = control.check() {
+            panic!("{violation}");
+        }
+        if !control.has_pending() {
+            for waiting in self
+                .waiting
+                .iter()
+                .filter(|waiting| !self.is_held(waiting.model))
+            {
+                for &provider in &self.names.model(waiting.model).providers {
+                    let stuck = self.may_serve(provider, waiting);
+                    assert!(!stuck, "{waiting:?} waits while {provider:?} has room");
+                }
+            }
+        }
+        for (row, owner) in self.owners.iter().enumerate() {
+            let own = control.owner(NodeIndex::new(row).unwrap());
+            let same = own.map(|own| (own.session, own.is_ready));
+            assert_eq!(
+                same,
+                owner.map(|owner| (owner.session, owner.ready)),
+                "owner of n{row}"
+            );
+        }
+        let _ = now;
+    }
+
+    /// The books, compared with the read model.
+    pub(crate) fn compare(&self, now: Now, control: &Control) {
+        let snapshot = control.snapshot(now);
+        for shown in snapshot.nodes.iter().flat_map(|node| &node.providers) {
+            let held: Vec<_> = self.held_on(shown.provider).collect();
+            let long = held.iter().filter(|run| run.request.long).count();
+            let books = (held.len(), long);
+            let figures = (shown.in_flight as usize, shown.long_in_flight as usize);
+            assert_eq!(figures, books, "{:?}", shown.provider);
+            let node = self.names.provider(shown.provider).node;
+            let live = self.owners[node.row()].is_some_and(|owner| owner.ready && !owner.draining);
+            let counts = |waiting: &&Request| live && self.is_configured(shown.provider, waiting);
+            let queued = self.waiting.iter().filter(counts).count();
+            assert_eq!(
+                shown.queued as usize, queued,
+                "queued of {:?}",
+                shown.provider
+            );
+        }
+        let edge = snapshot.edge;
+        assert_eq!(edge.waiting, self.waiting.len());
+        assert_eq!(
+            (edge.leases_taken, edge.leases_returned),
+            (self.taken, self.returned)
+        );
+        assert_eq!(edge.runs as usize, self.runs.len());
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn runs(&self) -> usize {
+        self.runs.len()
+    }
+}

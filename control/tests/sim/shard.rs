@@ -1,0 +1,524 @@
+//! A shard as `step` describes it: sessions, client slots, run slots with the dead-slot rule.
+use std::collections::{BTreeMap, VecDeque};
+
+use iop_control::step::{Effect, Ending, Event};
+use iop_proto::ids::{ClientRef, NodeIndex, ProviderIndex, RunRef, SessionRef};
+use iop_proto::ids::{ShardIndex, SlotGeneration};
+use iop_proto::reason::Reason;
+
+use crate::world::Dice;
+
+/// A client with what it asked and what it heard.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Person {
+    pub(crate) asked: u32,
+    pub(crate) answered: u32,
+    pub(crate) gone: bool,
+}
+
+/// A client on its way to its node's shard, or the news that it left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parcel {
+    pub(crate) run: RunRef,
+    pub(crate) session: SessionRef,
+    pub(crate) provider: ProviderIndex,
+    pub(crate) person: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientState {
+    Idle,
+    /// Submitted, or back from a grant: control owes an answer.
+    Waiting,
+    Running(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client {
+    pub(crate) person: usize,
+    pub(crate) state: ClientState,
+}
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) node: NodeIndex,
+    /// Has told control anything.
+    pub(crate) told: bool,
+    /// NodeReadyResponse(true) was written: bulk is open.
+    pub(crate) ready: bool,
+    pub(crate) draining: bool,
+    /// Requests not begun, in order.
+    pub(crate) writer: VecDeque<u32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Seat<T> {
+    pub(crate) generation: SlotGeneration,
+    pub(crate) tenant: Option<T>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// A cancel came first: whoever arrives is not dispatched.
+    Dead {
+        reason: Reason,
+    },
+    Live {
+        provider: ProviderIndex,
+        session: u32,
+        /// Its client's slot while it is owed an answer.
+        client: Option<u32>,
+        begun: bool,
+    },
+    Done,
+}
+
+pub(crate) struct Shard {
+    index: ShardIndex,
+    pub(crate) sessions: Vec<Seat<Session>>,
+    pub(crate) clients: Vec<Seat<Client>>,
+    /// Per run slot, its latest tenant.
+    pub(crate) runs: BTreeMap<u32, (SlotGeneration, Run)>,
+    /// To control, in order.
+    pub(crate) events: VecDeque<Event>,
+}
+
+/// Slots are few, so that they are reused.
+const SESSIONS: usize = 6;
+
+impl Shard {
+    pub(crate) fn new(index: ShardIndex) -> Self {
+        let seat = || Seat {
+            generation: SlotGeneration::FIRST,
+            tenant: None,
+        };
+        Self {
+            index,
+            sessions: (0..SESSIONS).map(|_| seat()).collect(),
+            clients: Vec::new(),
+            runs: BTreeMap::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn session_ref(&self, slot: usize) -> SessionRef {
+        SessionRef {
+            shard: self.index,
+            slot: u32::try_from(slot).unwrap(),
+            generation: self.sessions[slot].generation,
+        }
+    }
+
+    fn client_ref(&self, slot: u32) -> ClientRef {
+        ClientRef {
+            shard: self.index,
+            slot,
+            generation: self.clients[slot as usize].generation,
+        }
+    }
+
+    fn run_ref(&self, slot: u32) -> RunRef {
+        RunRef {
+            shard: self.index,
+            slot,
+            generation: self.runs[&slot].0,
+        }
+    }
+
+    fn session(&mut self, session: SessionRef) -> Option<&mut Session> {
+        let seat = &mut self.sessions[session.slot as usize];
+        seat.tenant
+            .as_mut()
+            .filter(|_| seat.generation == session.generation)
+    }
+
+    fn client(&mut self, client: ClientRef) -> Option<&mut Client> {
+        let seat = self.clients.get_mut(client.slot as usize)?;
+        seat.tenant
+            .as_mut()
+            .filter(|_| seat.generation == client.generation)
+    }
+
+    pub(crate) fn dial(&mut self, node: NodeIndex) -> Option<usize> {
+        let slot = self
+            .sessions
+            .iter()
+            .position(|seat| seat.tenant.is_none())?;
+        self.sessions[slot].tenant = Some(Session {
+            node,
+            told: false,
+            ready: false,
+            draining: false,
+            writer: VecDeque::new(),
+        });
+        Some(slot)
+    }
+
+    /// Places a client here.
+    pub(crate) fn seat(&mut self, person: usize, state: ClientState) -> u32 {
+        let slot = match self.clients.iter().position(|seat| seat.tenant.is_none()) {
+            Some(slot) => slot,
+            None => {
+                self.clients.push(Seat {
+                    generation: SlotGeneration::FIRST,
+                    tenant: None,
+                });
+                self.clients.len() - 1
+            }
+        };
+        self.clients[slot].tenant = Some(Client { person, state });
+        u32::try_from(slot).unwrap()
+    }
+
+    fn unseat(&mut self, slot: u32) -> Option<Client> {
+        let seat = &mut self.clients[slot as usize];
+        seat.generation = seat.generation.next().unwrap();
+        seat.tenant.take()
+    }
+
+    /// An effect of control; the parcel it sends on, and to which shard.
+    pub(crate) fn apply(
+        &mut self,
+        effect: Effect,
+        people: &mut [Person],
+        dice: &mut Dice,
+    ) -> Option<Parcel> {
+        match effect {
+            Effect::RegisterReply { session, close, .. } => {
+                if close && self.session(session).is_some() {
+                    self.close(session.slot as usize, Reason::PeerClosed, people, dice);
+                }
+            }
+            Effect::ReadyReply {
+                session, refusal, ..
+            } => {
+                if let Some(session) = self.session(session) {
+                    session.ready |= refusal.is_none();
+                }
+            }
+            Effect::Close { session, cause } => {
+                if self.session(session).is_some() {
+                    self.close(session.slot as usize, cause, people, dice);
+                }
+            }
+            Effect::Grant {
+                client,
+                run,
+                session,
+                provider,
+            } => {
+                let waits = self
+                    .client(client)
+                    .is_some_and(|c| c.state == ClientState::Waiting);
+                let person = if waits {
+                    self.unseat(client.slot).map(|client| client.person)
+                } else {
+                    None
+                };
+                return Some(Parcel {
+                    run,
+                    session,
+                    provider,
+                    person,
+                });
+            }
+            Effect::Refuse { client, .. } => {
+                if let Some(client) = self.client(client) {
+                    assert_eq!(
+                        client.state,
+                        ClientState::Waiting,
+                        "refused and not waiting"
+                    );
+                    client.state = ClientState::Idle;
+                    people[client.person].answered += 1;
+                }
+            }
+            Effect::Cancel { run, reason } => self.cancel(run, reason, people, dice),
+            Effect::Ping { token } => self.events.push_back(Event::Pong { token }),
+            Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
+        }
+        None
+    }
+
+    fn cancel(&mut self, run: RunRef, reason: Reason, people: &mut [Person], dice: &mut Dice) {
+        // A cancel that its run's report crossed may meet the slot's next tenant.
+        let known = self.runs.get(&run.slot).copied();
+        if known.is_some_and(|(generation, _)| generation > run.generation) {
+            return;
+        }
+        let known = known.filter(|&(generation, _)| generation == run.generation);
+        match known {
+            None => {
+                self.runs
+                    .insert(run.slot, (run.generation, Run::Dead { reason }));
+            }
+            Some((
+                _,
+                Run::Live {
+                    client,
+                    begun,
+                    session,
+                    provider,
+                },
+            )) => {
+                if begun {
+                    if let Some(slot) = client {
+                        self.answer(slot, people);
+                    }
+                    let live = Run::Live {
+                        provider,
+                        session,
+                        client: None,
+                        begun,
+                    };
+                    self.runs.insert(run.slot, (run.generation, live));
+                } else {
+                    self.withdraw(run.slot);
+                    self.not_sent(run, client, Some(reason), people, dice);
+                }
+            }
+            Some((_, Run::Dead { .. } | Run::Done)) => {}
+        }
+    }
+
+    fn answer(&mut self, slot: u32, people: &mut [Person]) {
+        let client = self.clients[slot as usize].tenant.as_mut().unwrap();
+        client.state = ClientState::Idle;
+        people[client.person].answered += 1;
+    }
+
+    fn withdraw(&mut self, slot: u32) {
+        let (_, Run::Live { session, .. }) = self.runs[&slot] else {
+            panic!("not live")
+        };
+        let session = self.sessions[session as usize].tenant.as_mut().unwrap();
+        session.writer.retain(|&queued| queued != slot);
+    }
+
+    /// Reports the run as not sent. One that was cancelled may be answered right here.
+    fn not_sent(
+        &mut self,
+        run: RunRef,
+        client: Option<u32>,
+        reason: Option<Reason>,
+        people: &mut [Person],
+        dice: &mut Dice,
+    ) {
+        let mut client = client;
+        if let Some(slot) = client {
+            if reason.is_some() && dice.chance(2) {
+                self.answer(slot, people);
+                client = None;
+            } else {
+                let client = self.clients[slot as usize].tenant.as_mut().unwrap();
+                client.state = ClientState::Waiting;
+            }
+        }
+        self.runs.insert(run.slot, (run.generation, Run::Done));
+        let client = client.map(|slot| self.client_ref(slot));
+        self.events.push_back(Event::NotSent { run, client });
+    }
+
+    /// A client arrives for a run slot here, or the news that it left.
+    pub(crate) fn arrive(&mut self, parcel: Parcel, people: &mut [Person], dice: &mut Dice) {
+        let Parcel {
+            run,
+            session,
+            provider,
+            person,
+        } = parcel;
+        let person = person.filter(|&person| !people[person].gone);
+        let before = self.runs.get(&run.slot).copied();
+        let reason = match before {
+            Some((generation, Run::Dead { reason })) if generation == run.generation => {
+                Some(reason)
+            }
+            Some((generation, state)) => {
+                assert!(
+                    generation < run.generation,
+                    "a slot's generation came again"
+                );
+                assert_eq!(state, Run::Done, "a slot was given away before its report");
+                None
+            }
+            None => None,
+        };
+        let client = person.map(|person| self.seat(person, ClientState::Waiting));
+        let is_open = self.session(session).is_some();
+        match client {
+            Some(slot) if is_open && reason.is_none() => {
+                self.clients[slot as usize].tenant.as_mut().unwrap().state =
+                    ClientState::Running(run.slot);
+                let live = Run::Live {
+                    provider,
+                    session: session.slot,
+                    client,
+                    begun: false,
+                };
+                self.runs.insert(run.slot, (run.generation, live));
+                self.session(session).unwrap().writer.push_back(run.slot);
+            }
+            Some(_) | None => self.not_sent(run, client, reason, people, dice),
+        }
+    }
+
+    /// The client in `slot` leaves, in whatever phase.
+    pub(crate) fn leave(&mut self, slot: u32, people: &mut [Person]) {
+        let client = self.client_ref(slot);
+        let Some(tenant) = self.unseat(slot) else {
+            return;
+        };
+        people[tenant.person].gone = true;
+        match tenant.state {
+            ClientState::Idle => {}
+            ClientState::Waiting => self.events.push_back(Event::ClientGone { client }),
+            ClientState::Running(row) => {
+                let run = self.run_ref(row);
+                let (
+                    _,
+                    Run::Live {
+                        begun,
+                        provider,
+                        session,
+                        ..
+                    },
+                ) = self.runs[&row]
+                else {
+                    panic!("a running client without run")
+                };
+                if begun {
+                    let live = Run::Live {
+                        provider,
+                        session,
+                        client: None,
+                        begun,
+                    };
+                    self.runs.insert(row, (run.generation, live));
+                } else {
+                    self.withdraw(row);
+                    self.runs.insert(row, (run.generation, Run::Done));
+                    self.events.push_back(Event::NotSent { run, client: None });
+                }
+            }
+        }
+    }
+
+    /// The socket of a session ends; its runs report in any order around the close.
+    pub(crate) fn close(
+        &mut self,
+        slot: usize,
+        cause: Reason,
+        people: &mut [Person],
+        dice: &mut Dice,
+    ) {
+        let session = self.session_ref(slot);
+        let kept = core::mem::take(&mut self.events);
+        let of_session =
+            |run: &Run| matches!(run, Run::Live { session, .. } if *session as usize == slot);
+        let rows: Vec<u32> = self
+            .runs
+            .iter()
+            .filter(|(_, (_, run))| of_session(run))
+            .map(|(&row, _)| row)
+            .collect();
+        for row in rows {
+            let run = self.run_ref(row);
+            let (_, Run::Live { client, begun, .. }) = self.runs[&row] else {
+                continue;
+            };
+            if begun {
+                if let Some(slot) = client {
+                    self.answer(slot, people);
+                }
+                self.runs.insert(row, (run.generation, Run::Done));
+                self.events.push_back(Event::Lost { run });
+            } else {
+                self.not_sent(run, client, None, people, dice);
+            }
+        }
+        let seat = &mut self.sessions[slot];
+        seat.generation = seat.generation.next().unwrap();
+        let told = seat.tenant.take().is_some_and(|tenant| tenant.told);
+        let mut reports = core::mem::replace(&mut self.events, kept);
+        if told {
+            let at = dice.below(reports.len() + 1);
+            reports.insert(at, Event::Closed { session, cause });
+        }
+        self.events.append(&mut reports);
+    }
+
+    /// The writer of a session begins its next request, if it may.
+    pub(crate) fn begin(&mut self, slot: usize, reports: bool) -> Option<u32> {
+        let session = self.sessions[slot]
+            .tenant
+            .as_mut()
+            .filter(|session| session.ready)?;
+        let row = session.writer.pop_front()?;
+        let run = self.run_ref(row);
+        let Some((_, Run::Live { begun, .. })) = self.runs.get_mut(&row) else {
+            panic!("a queued run is live")
+        };
+        *begun = true;
+        if reports {
+            self.events.push_back(Event::Begun { run });
+        }
+        Some(row)
+    }
+
+    /// The terminal of a begun run arrives.
+    pub(crate) fn end(&mut self, row: u32, ending: Ending, people: &mut [Person]) {
+        let run = self.run_ref(row);
+        let (
+            _,
+            Run::Live {
+                client,
+                begun: true,
+                ..
+            },
+        ) = self.runs[&row]
+        else {
+            panic!("not begun")
+        };
+        if let Some(slot) = client {
+            self.answer(slot, people);
+        }
+        self.runs.insert(row, (run.generation, Run::Done));
+        self.events.push_back(Event::Terminal { run, ending });
+    }
+
+    /// Rows of begun runs without terminal.
+    pub(crate) fn begun_rows(&self) -> Vec<u32> {
+        let begun = |run: &Run| matches!(run, Run::Live { begun: true, .. });
+        self.runs
+            .iter()
+            .filter(|(_, (_, run))| begun(run))
+            .map(|(&row, _)| row)
+            .collect()
+    }
+
+    pub(crate) fn open_sessions(&self) -> Vec<usize> {
+        (0..self.sessions.len())
+            .filter(|&slot| self.sessions[slot].tenant.is_some())
+            .collect()
+    }
+
+    pub(crate) fn seated(&self) -> Vec<u32> {
+        (0..u32::try_from(self.clients.len()).unwrap())
+            .filter(|&slot| self.clients[slot as usize].tenant.is_some())
+            .collect()
+    }
+
+    /// Asks for something on a client's behalf.
+    pub(crate) fn submit(
+        &mut self,
+        slot: u32,
+        people: &mut [Person],
+        ask: impl FnOnce(ClientRef) -> Event,
+    ) {
+        let reference = self.client_ref(slot);
+        let client = self.clients[slot as usize].tenant.as_mut().unwrap();
+        client.state = ClientState::Waiting;
+        people[client.person].asked += 1;
+        self.events.push_back(ask(reference));
+    }
+}
