@@ -496,7 +496,9 @@ fn r059_over_random_histories_links_are_serial_and_exits_are_explained() {
             }
             let choice = dice.below(12);
             let event = match (choice, live) {
-                (0..=6, Some(link)) => Event::Link(link, LADDER[choice as usize].0),
+                (0..=6, Some(link)) => {
+                    Event::Link(link, LADDER[usize::try_from(choice).unwrap()].0)
+                }
                 (7, Some(link)) => Event::Link(link, LinkEvent::Failed),
                 (8, Some(link)) => {
                     live = None;

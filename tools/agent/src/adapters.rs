@@ -57,7 +57,7 @@ pub(crate) enum ApplyError {
     },
     Client {
         adapter: String,
-        error: ClientError,
+        error: Box<ClientError>,
     },
 }
 
@@ -312,7 +312,7 @@ impl Adapters {
                 None => {
                     let client = client(&plan.options).map_err(|error| ApplyError::Client {
                         adapter: name.clone(),
-                        error,
+                        error: Box::new(error),
                     })?;
                     let Plan {
                         adapter,

@@ -262,7 +262,7 @@ impl Agent {
                 self.grants();
                 self.progress(LinkEvent::Applied)
             }
-            Err(error) => self.fault(&Fault::Apply(error)),
+            Err(error) => self.fault(&Fault::Apply(Box::new(error))),
         }
     }
 
@@ -270,7 +270,7 @@ impl Agent {
         let plans = self.plans.take()?;
         match self.adapters.start(plans) {
             Ok(()) => self.progress(LinkEvent::Started),
-            Err(error) => self.fault(&Fault::Apply(error)),
+            Err(error) => self.fault(&Fault::Apply(Box::new(error))),
         }
     }
 
@@ -329,9 +329,7 @@ impl Agent {
             Inbound::Envelope(envelope) => envelope,
         };
         let session = self.session.as_mut()?;
-        if session.bulk().is_none() {
-            return None; // being closed: nothing received on it is acted on any more `[I4.6]`
-        }
+        session.bulk()?; // being closed: nothing received on it is acted on any more `[I4.6]`
         let link = session.link;
         match session.read(envelope) {
             Meaning::Nothing => None,
@@ -346,8 +344,8 @@ impl Agent {
                 }
                 None
             }
-            Meaning::Tunnel(request) => self.tunnel(link, request),
-            Meaning::Run(request) => self.run_request(request),
+            Meaning::Tunnel(request) => self.tunnel(link, *request),
+            Meaning::Run(request) => self.run_request(*request),
         }
     }
 

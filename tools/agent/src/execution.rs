@@ -299,3 +299,40 @@ pub(crate) fn error_text(failure: Failure, detail: Option<&'static str>) -> Stri
     text.truncate(ERROR_BYTES_MAX);
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use iop_proto::legacy;
+
+    use super::*;
+
+    /// Proves [D-47].
+    #[tokio::test]
+    async fn d47_a_panic_in_an_adapter_is_a_failure_of_its_call() {
+        let mut call = HttpCall::panicking();
+        let error = next(Some(&mut call)).await.unwrap_err();
+        assert_eq!(error, ProviderError::Fault);
+        let text = error_text(Failure::Rejected, Some(error.detail()));
+        assert_eq!(text, "node rejected: internal error in the adapter");
+    }
+
+    #[test]
+    fn a_legacy_error_is_a_prefix_of_the_table_and_an_optional_detail() {
+        for failure in [
+            Failure::Provider,
+            Failure::Rejected,
+            Failure::Cancelled,
+            Failure::Deadline,
+            Failure::Draining,
+        ] {
+            let bare = error_text(failure, None);
+            assert_eq!(bare, failure.prefix());
+            let detailed = error_text(failure, Some("why"));
+            assert_eq!(detailed, format!("{bare}: why"));
+            assert_eq!(
+                legacy::reason(detailed.as_bytes()),
+                legacy::reason(bare.as_bytes())
+            );
+        }
+    }
+}

@@ -309,6 +309,17 @@ impl HttpCall {
         }
     }
 
+    /// A call whose adapter has a bug.
+    #[cfg(test)]
+    pub(crate) fn panicking() -> Self {
+        let sending = Box::pin(async { panic!("planted") });
+        let may_retry = Arc::new(AtomicBool::new(true));
+        Self {
+            state: State::Sending(sending),
+            may_retry,
+        }
+    }
+
     /// From now on the call is only run to its end: no second request. `[I5.4]`
     pub(crate) fn no_retry(&self) {
         self.may_retry.store(false, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use core::fmt;
 use iop_control::node::LinkId;
 use iop_control::node::supervisor::LinkEvent;
 use iop_proto::domain::{
-    CommandKind, ConfigRefreshRequest, ConfigRefreshResponse, GoAway, Message, NodeCommandRequest,
+    ConfigRefreshRequest, ConfigRefreshResponse, GoAway, Message, Metadata, NodeCommandRequest,
     NodeCommandResponse, NodeConfig, NodeReadyRequest, NodeReadyResponse, RefreshStatus,
     RegisterRequest, RegisterResponse, RunRequest, TunnelRequest,
 };
@@ -38,7 +38,7 @@ pub(crate) enum Fault {
     /// The writer's control queue is full: more requests than answers could be sent.
     Flood,
     /// The received configuration cannot be applied or started.
-    Apply(crate::adapters::ApplyError),
+    Apply(Box<crate::adapters::ApplyError>),
     /// A bug of ours in one attempt; only ending the session returns its lease.
     Attempt,
 }
@@ -75,8 +75,8 @@ pub(crate) enum Meaning {
     /// Nothing, or nothing any more.
     Nothing,
     Progress(LinkEvent),
-    Tunnel(TunnelRequest),
-    Run(RunRequest),
+    Tunnel(Box<TunnelRequest>),
+    Run(Box<RunRequest>),
     Cancel(String),
     Fault(Fault),
 }
@@ -184,11 +184,7 @@ impl Session {
 
     fn ask(&mut self, message: Message) -> Result<u64, Fault> {
         self.last_id += 1;
-        self.send(Outbound {
-            id: self.last_id,
-            reply_to: 0,
-            message,
-        })?;
+        self.send(Outbound::ask(self.last_id, message))?;
         Ok(self.last_id)
     }
 
@@ -239,8 +235,8 @@ impl Session {
             {
                 Err(Fault::BeforeReady(kind))
             }
-            Message::RunRequest(request) => Ok(Meaning::Run(request)),
-            Message::TunnelRequest(request) => Ok(Meaning::Tunnel(request)),
+            Message::RunRequest(request) => Ok(Meaning::Run(Box::new(request))),
+            Message::TunnelRequest(request) => Ok(Meaning::Tunnel(Box::new(request))),
             Message::NodeCommandRequest(command) => self.command(id, command),
             Message::ConfigRefreshRequest(refresh) => self.refresh(id, refresh),
             // The Edge closes soon; this node goes on, and paces nothing. `[D-07]`
@@ -295,25 +291,14 @@ impl Session {
         let NodeCommandRequest {
             command_id, kind, ..
         } = command;
-        let error = match kind {
-            CommandKind::Capabilities
-            | CommandKind::TransportStatus
-            | CommandKind::ProviderStatus
-            | CommandKind::Unknown(_) => "unsupported command".to_owned(),
-        };
-        let result = iop_proto::domain::Metadata::new();
         let answer = NodeCommandResponse {
             command_id,
             kind,
-            error,
-            result,
+            error: "unsupported command".to_owned(),
+            result: Metadata::new(),
         };
         let message = Message::NodeCommandResponse(answer);
-        self.send(Outbound {
-            id: 0,
-            reply_to: id,
-            message,
-        })?;
+        self.send(Outbound::reply(id, message))?;
         Ok(Meaning::Nothing)
     }
 
@@ -325,11 +310,7 @@ impl Session {
             message: "this node applies configuration when it registers".to_owned(),
         };
         let message = Message::ConfigRefreshResponse(answer);
-        self.send(Outbound {
-            id: 0,
-            reply_to: id,
-            message,
-        })?;
+        self.send(Outbound::reply(id, message))?;
         Ok(Meaning::Nothing)
     }
 }

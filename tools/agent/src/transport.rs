@@ -49,14 +49,30 @@ pub(crate) struct Outbound {
     /// 0 on a one-way message. `[D-56]`
     pub(crate) id: u64,
     pub(crate) reply_to: u64,
-    pub(crate) message: Message,
+    /// Boxed: the queues move pointers, not messages.
+    pub(crate) message: Box<Message>,
 }
 
 impl Outbound {
-    pub(crate) const fn one_way(message: Message) -> Self {
+    pub(crate) fn one_way(message: Message) -> Self {
+        Self::ask(0, message)
+    }
+
+    /// A request under an id of this session.
+    pub(crate) fn ask(id: u64, message: Message) -> Self {
+        let message = Box::new(message);
+        Self {
+            id,
+            reply_to: 0,
+            message,
+        }
+    }
+
+    pub(crate) fn reply(reply_to: u64, message: Message) -> Self {
+        let message = Box::new(message);
         Self {
             id: 0,
-            reply_to: 0,
+            reply_to,
             message,
         }
     }
@@ -178,7 +194,9 @@ async fn dial(config: &LinkConfig) -> io::Result<TcpStream> {
 fn tune(stream: &TcpStream, config: &LinkConfig) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
-    let keepalive = socket2::TcpKeepalive::new().with_time(config.ping_every * 2);
+    // Whole seconds, at least one.
+    let quiet = (config.ping_every * 2).max(Duration::from_secs(1));
+    let keepalive = socket2::TcpKeepalive::new().with_time(quiet);
     socket.set_tcp_keepalive(&keepalive)?;
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -327,7 +345,7 @@ async fn write_loop<W: AsyncWrite + Unpin>(
 const FITS: &str = "a message of ours is valid and far below the limit of an envelope";
 
 fn encode(next: &Outbound, buffer: &mut Vec<u8>) {
-    match &next.message {
+    match &*next.message {
         Message::TunnelFrame(frame) if frame.failure.is_none() && frame.metadata.is_empty() => {
             encode_frame(frame, buffer);
         }

@@ -1,0 +1,8 @@
+//! The agent over real sockets, between a scripted Edge and a scripted provider.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod handshake;
+mod stream;
+mod supervision;
+mod support;
+mod tunnel;
