@@ -97,7 +97,7 @@ fn check(
     );
 }
 
-/// Proves [D-28].
+/// Proves [D-28], [P-53].
 #[test]
 fn d28_framing_follows_the_providers_length_and_the_clients_version() {
     use ResponseFraming::{Chunked, Length, UntilClose};
@@ -174,7 +174,7 @@ fn answers_that_cannot_be_framed_are_refused() {
     assert!(connection(&options(32)) && !connection(&options(33)));
 }
 
-/// Proves [D-13], [P-53].
+/// Proves [D-13].
 #[test]
 fn d13_only_fields_of_the_message_reach_the_client() {
     let (fields, dropped) = written(
