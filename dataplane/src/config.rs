@@ -27,8 +27,7 @@ pub use host::Host;
 pub use read::is_trust_domain;
 use tree::{Context, FILE_BYTES_MAX, Field, PROBLEMS_MAX};
 
-/// A client's row in a shard's table. `[D-33]`
-const CLIENT_SLOT_BYTES: u32 = 256;
+use crate::shard::ShardConfig;
 
 /// A whole, checked configuration. Values are in the units their names say; no field needs a second
 /// look by whoever uses it. `[D-36]`
@@ -228,28 +227,17 @@ impl EdgeConfig {
         context.finish(config)
     }
 
-    /// What is reserved at start, one line per holder, bytes.
+    /// What all shards together reserve at start, one line per holder, bytes.
     #[must_use]
-    pub fn reserved(&self) -> [Reserved; 5] {
+    pub fn reserved(&self) -> Vec<Reserved> {
         let shards = u64::from(self.shards);
-        let ring = |count: u32, bytes: u32| shards * u64::from(count) * u64::from(bytes);
-        let line = |holder, bytes| Reserved { holder, bytes };
-        [
-            line(
-                "node receive buffers",
-                ring(bounds::RECEIVE_BUFFERS, bounds::RECEIVE_BUFFER_BYTES),
-            ),
-            line(
-                "client receive buffers",
-                ring(bounds::CLIENT_RECEIVE_BUFFERS, bounds::CLIENT_RECEIVE_BYTES),
-            ),
-            line(
-                "client slots",
-                ring(self.limits.clients_max, CLIENT_SLOT_BYTES),
-            ),
-            line("output pool", self.limits.output_pool_bytes),
-            line("body pool", self.limits.body_pool_bytes),
-        ]
+        let of_one = ShardConfig::new(self).memory();
+        of_one
+            .map(|(holder, bytes)| Reserved {
+                holder,
+                bytes: shards * bytes,
+            })
+            .into()
     }
 
     /// What is allowed but seldom meant: for the operator's eyes at start and in `iop check`.

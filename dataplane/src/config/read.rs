@@ -66,7 +66,7 @@ pub(super) fn edge(
     let pki = pki(&root, &directory, listeners.insecure_plaintext_nodes);
     let shards = shards(&root);
     credential_plane(&root);
-    let (limits, queue) = limits(&root);
+    let (limits, queue) = limits(&root, shards);
     let (timeouts, queue_wait_ms) = timeouts(&root);
     let (names, broken) = catalog::read(
         &root,
@@ -305,7 +305,7 @@ const LIMITS: &[&str] = &[
     "queue_bytes_max",
 ];
 
-fn limits(root: &Group<'_>) -> (Limits, QueueLimits) {
+fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
     let group = root.get("limits").and_then(|field| field.group(LIMITS));
     let group = group.as_ref();
     let count = |name, high: u32, default: u32| {
@@ -340,9 +340,7 @@ fn limits(root: &Group<'_>) -> (Limits, QueueLimits) {
         body_pool_bytes: size("body_pool_bytes", bodies, bounds::BODY_POOL_BYTES_DEFAULT),
         body_bytes_max: u32::try_from(body).expect("an envelope's size is a u32"),
     };
-    if let Some(group) = group {
-        check_body_pool(group, &limits);
-    }
+    check_body_pool(root, group, &limits, shards);
     let waiting = bounds::WAITING_BYTES_PER_MODEL_MAX;
     let queue = QueueLimits {
         waiters_max: count(
@@ -356,22 +354,21 @@ fn limits(root: &Group<'_>) -> (Limits, QueueLimits) {
     (limits, queue)
 }
 
-/// A body that the pool can never hold would always be refused with 503, not with 413.
-fn check_body_pool(group: &Group<'_>, limits: &Limits) {
-    if limits.body_pool_bytes >= u64::from(limits.body_bytes_max) {
+/// A body that no shard's share of the pool can hold would be refused with 503 for ever, not with 413.
+fn check_body_pool(root: &Group<'_>, group: Option<&Group<'_>>, limits: &Limits, shards: u32) {
+    let block = u64::from(bounds::BLOCK_BYTES);
+    let least = u64::from(limits.body_bytes_max).div_ceil(block) * block * u64::from(shards);
+    if limits.body_pool_bytes >= least {
         return;
     }
-    let field = group
-        .get("body_pool_bytes")
-        .or_else(|| group.get("body_bytes_max"));
-    field
-        .as_ref()
-        .unwrap_or_else(|| group.place())
-        .complain(format!(
-            "body_pool_bytes ({}) must hold at least one body of body_bytes_max ({})",
-            show_bytes(limits.body_pool_bytes),
-            show_bytes(u64::from(limits.body_bytes_max)),
-        ));
+    let set = |name| group.and_then(|group| group.get(name));
+    let field = set("body_pool_bytes").or_else(|| set("body_bytes_max"));
+    let field = field.or_else(|| root.get("shards"));
+    field.as_ref().unwrap_or_else(|| root.place()).complain(format!(
+        "body_pool_bytes ({}) must hold one body of body_bytes_max ({}) per shard: {least} bytes",
+        show_bytes(limits.body_pool_bytes),
+        show_bytes(u64::from(limits.body_bytes_max)),
+    ));
 }
 
 const TIMEOUTS: &[&str] = &[

@@ -614,26 +614,38 @@ fn pki_is_required_unless_nodes_are_plaintext() {
 }
 
 #[test]
-fn later_versions_are_named_as_such() {
-    for (line, field) in [
-        ("shards: 2", "shards"),
-        ("credential_plane: on", "credential_plane"),
-    ] {
+fn shards_and_cores_are_checked_and_later_versions_named_as_such() {
+    let on = "credential_plane: on";
+    refused(
+        "pki:",
+        &format!("{on}\npki:"),
+        on,
+        "credential_plane",
+        "not supported by this version",
+    );
+    for wrong in ["0", "65", "two"] {
+        let line = format!("shards: {wrong}");
         refused(
             "pki:",
             &format!("{line}\npki:"),
-            line,
-            field,
-            "not supported by this version",
+            &line,
+            "shards",
+            "from 1 to 64",
         );
     }
-    refused(
-        "pki:",
-        "shards: 0\npki:",
-        "shards: 0",
-        "shards",
-        "from 1 to 64",
+    let many = changed("pki:", "shards: 64\nlimits: {body_pool_bytes: 4 GiB}\npki:");
+    let large = Host {
+        memory_bytes: None,
+        cores: Vec::new(),
+    };
+    assert_eq!(
+        EdgeConfig::parse_for(&many, "edge.yaml", &large)
+            .expect("64")
+            .shards,
+        64
     );
+    let what = "body_pool_bytes (512 MiB) must hold one body";
+    refused("pki:", "shards: 16\npki:", "shards", "shards", what);
     refused(
         "pki:",
         "cores: [0, 1]\npki:",
@@ -648,6 +660,10 @@ fn later_versions_are_named_as_such() {
         "cores[2]",
         "core 9 is not available",
     );
+    let two = changed("pki:", "shards: 2\ncores: [0, 1, 2, 2]\npki:");
+    assert_eq!(good(&two).cores, [0, 1, 2, 2]);
+    let one = parse(&two.replace("shards: 2", "shards: 1")).expect_err("four for one shard");
+    assert!(one.to_string().contains("cores: expected 3 cores"), "{one}");
 }
 
 #[test]
@@ -1026,7 +1042,7 @@ fn limits_have_ceilings_and_must_fit_the_host() {
         &with("body_pool_bytes: 16 MiB"),
         "body_pool",
         "limits.body_pool_bytes",
-        "body_pool_bytes (16 MiB) must hold at least one body of body_bytes_max (32 MiB)",
+        "body_pool_bytes (16 MiB) must hold one body of body_bytes_max (32 MiB) per shard: 33558336 bytes",
     );
     good(&changed("pki:", &with("clients_max: 65536")));
     refused(
@@ -1035,6 +1051,27 @@ fn limits_have_ceilings_and_must_fit_the_host() {
         "output_pool",
         "limits",
         "more than the 8192 MiB this host has",
+    );
+    let body = changed(
+        "pki:",
+        &format!("{}\npki:", "limits: {body_pool_bytes: 64 MiB}"),
+    );
+    good(&body);
+    let error = parse(&format!("shards: 2\n{body}")).expect_err("half a body each");
+    assert!(error.to_string().contains("per shard: 67"), "{error}");
+    let one = good(BASE)
+        .reserved()
+        .iter()
+        .map(|line| line.bytes)
+        .sum::<u64>();
+    let two = good(&format!("shards: 2\n{BASE}"))
+        .reserved()
+        .iter()
+        .map(|line| line.bytes)
+        .sum::<u64>();
+    assert!(
+        two > one + (64 << 20),
+        "a shard has buffers of its own: {one}, {two}"
     );
     let small = Host {
         memory_bytes: Some(512 << 20),
@@ -1149,13 +1186,19 @@ fn several_mistakes_are_reported_at_once_in_order_and_bounded() {
 }
 
 #[test]
-fn names_of_one_target_are_taken_from_an_anchor_too() {
+fn values_are_read_as_written_through_anchors_and_behind_other_scripts() {
     let text = changed(
         "target: t1\n        capacity: 4",
-        "target: &t t1\n        capacity: 4",
+        "target: &t 2.50\n        capacity: &c 4_0",
     );
-    let text = text.replace("target: t2", "target: *t");
-    assert_eq!(provider(&good(&text), "p2").target, "t1");
+    let text = text
+        .replace("target: t2", "target: *t")
+        .replace("capacity: 3", "capacity: *c");
+    let config = good(&format!("# モデル 🔑\n{text}"));
+    let p2 = provider(&config, "p2");
+    assert_eq!((p2.target.as_str(), p2.capacity), ("2.50", 40));
+    let crlf = good(&BASE.replace('\n', "\r\n"));
+    assert_eq!(provider(&crlf, "p2").stall_timeout_ms, 1000);
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn a_good_edge_file_is_summed_up() {
     for part in [
         "1 shard, 1 nodes, 1 providers, 1 models, 0 keys",
         "MiB reserved at start",
-        "512 MiB body pool",
+        "511 MiB body pool",
         "pki/e1.crt, towards nodes: 89 days left",
         "pki/e1.crt is signed by a root in pki/ca.crt",
         "pki/e1.key is private (mode 0600)",
