@@ -2,7 +2,7 @@
 //! real TLS, a plain HTTP client over a socket.
 //!
 //! Every wait has a deadline and ends with what was seen instead.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 use std::fs;
 use std::io::{Read, Write};
@@ -96,6 +96,8 @@ pub struct Setup {
     /// The `nodes:` list and what follows it: models, keys, limits, timeouts.
     pub catalog: String,
     pub nodes: Vec<&'static str>,
+    /// More lines under `listeners:`.
+    pub listeners: &'static str,
     pub environment: Vec<(&'static str, &'static str)>,
 }
 
@@ -117,7 +119,12 @@ models:
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { catalog: CATALOG.to_owned(), nodes: vec!["n1"], environment: Vec::new() }
+        Self {
+            catalog: CATALOG.to_owned(),
+            nodes: vec!["n1"],
+            listeners: "",
+            environment: Vec::new(),
+        }
     }
 }
 
@@ -143,10 +150,10 @@ impl Edge {
         make_pki(&directory, &setup.nodes);
         let [nodes, clients, admin] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         let text = format!(
-            "listeners:\n  nodes: \"{nodes}\"\n  clients: \"{clients}\"\n  admin: \"{admin}\"\n\
+            "listeners:\n  nodes: \"{nodes}\"\n  clients: \"{clients}\"\n  admin: \"{admin}\"\n{}\
              pki:\n  trust_domain: iop.test\n  edge_name: edge-1\n  ca: pki/ca.crt\n  \
              certificate: pki/edge-1.crt\n  key: pki/edge-1.key\n{}",
-            setup.catalog
+            setup.listeners, setup.catalog
         );
         let config = directory.write("edge.yaml", &text);
         let child = iop()
@@ -225,6 +232,11 @@ impl Edge {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the Edge runs").count()
     }
 
+    /// Hold it in a scope whose threads wait for the Edge.
+    pub fn guard(&self) -> Guard {
+        Guard(self.pid())
+    }
+
     /// Sends SIGTERM.
     pub fn terminate(&self) {
         let status = Command::new("kill").args(["-TERM", &self.pid().to_string()]).status();
@@ -247,6 +259,18 @@ impl Edge {
     pub fn assert_alive(&mut self) {
         let ended = self.child.try_wait().expect("a child of ours");
         assert!(ended.is_none(), "the Edge ended: {ended:?}");
+    }
+}
+
+/// Ends the Edge when the test that holds this panics, so that threads which wait for it end too.
+#[derive(Debug)]
+pub struct Guard(u32);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ended = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
+        }
     }
 }
 
@@ -342,6 +366,8 @@ pub struct Node {
     pub stream: StreamOwned<ClientConnection, TcpStream>,
     assembler: Assembler,
     next_id: u64,
+    /// Of the envelope received last.
+    pub reply_to: u64,
 }
 
 impl std::fmt::Debug for Node {
@@ -410,18 +436,37 @@ pub fn node_tls(directory: &Directory, name: &str) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
+/// One whole one-way envelope, length prefix included.
+pub fn envelope(message: &Message) -> Vec<u8> {
+    envelope_with(message, 0)
+}
+
+/// As `envelope`, under the request id `id`.
+pub fn envelope_with(message: &Message, id: u64) -> Vec<u8> {
+    let (kind, payload) = map::encode(message);
+    let mut bytes = Vec::new();
+    encode_envelope(kind, id, 0, &payload, &mut bytes).expect("a legal envelope");
+    bytes
+}
+
 impl Node {
     /// A verified connection that has not registered.
     pub fn connect(edge: &Edge, name: &str) -> Self {
+        Self::connect_with(edge, node_tls(&edge.directory, name))
+    }
+
+    /// A connection with the given TLS; its handshake is done by the first read or write.
+    pub fn connect_with(edge: &Edge, config: Arc<ClientConfig>) -> Self {
         let socket = TcpStream::connect(edge.nodes).expect("the Edge listens for nodes");
         socket.set_nodelay(true).expect("a TCP socket");
         socket.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
         let server = ServerName::try_from("edge").expect("a name");
-        let tls = ClientConnection::new(node_tls(&edge.directory, name), server).expect("TLS");
+        let tls = ClientConnection::new(config, server).expect("TLS");
         Self {
             stream: StreamOwned::new(tls, socket),
             assembler: Assembler::new(64 * 1024 * 1024),
             next_id: 1,
+            reply_to: 0,
         }
     }
 
@@ -449,12 +494,9 @@ impl Node {
     }
 
     pub fn send(&mut self, message: &Message) {
-        let (kind, payload) = map::encode(message);
-        let mut bytes = Vec::new();
         let id = self.next_id;
         self.next_id += 1;
-        encode_envelope(kind, id, 0, &payload, &mut bytes).expect("a legal envelope");
-        self.send_bytes(&bytes);
+        self.send_bytes(&envelope_with(message, id));
     }
 
     pub fn frame(&mut self, frame: &TunnelFrameOut<'_>) {
@@ -469,16 +511,32 @@ impl Node {
         self.stream.flush().expect("the Edge reads");
     }
 
+    /// As `send_bytes`; `false`: the Edge has closed the connection.
+    pub fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
+    }
+
     /// The next message that is no ping or pong; pings are answered. `None`: the Edge closed.
     pub fn try_receive(&mut self) -> Option<Message> {
         loop {
+            match self.try_receive_any()? {
+                Message::Ping(ping) => {
+                    let pong = envelope(&Message::Pong(iop_proto::domain::Pong { seq: ping.seq }));
+                    let _closed = self.try_send_bytes(&pong); // the next read says so
+                }
+                Message::Pong(_) => {}
+                message => return Some(message),
+            }
+        }
+    }
+
+    /// The next message, whatever it is. `None`: the Edge closed.
+    pub fn try_receive_any(&mut self) -> Option<Message> {
+        loop {
             while let Some(envelope) = self.assembler.next().expect("the Edge frames well") {
                 let Kind::Known(kind) = envelope.kind else { continue };
-                match map::decode(kind, &envelope.payload).expect("the Edge encodes well") {
-                    Message::Ping(ping) => self.send(&Message::Pong(iop_proto::domain::Pong { seq: ping.seq })),
-                    Message::Pong(_) => {}
-                    message => return Some(message),
-                }
+                self.reply_to = envelope.reply_to;
+                return Some(map::decode(kind, &envelope.payload).expect("the Edge encodes well"));
             }
             let mut bytes = [0; 16 * 1024];
             match self.stream.read(&mut bytes) {
@@ -487,7 +545,9 @@ impl Node {
                 Err(error)
                     if matches!(
                         error.kind(),
-                        std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::UnexpectedEof
+                        std::io::ErrorKind::ConnectionReset
+                            | std::io::ErrorKind::UnexpectedEof
+                            | std::io::ErrorKind::BrokenPipe
                     ) =>
                 {
                     return None;
@@ -521,6 +581,8 @@ impl Node {
 pub struct Client {
     pub stream: TcpStream,
     buffer: Vec<u8>,
+    /// The connection ended by a reset, not by a FIN.
+    pub was_reset: bool,
 }
 
 /// Status and lower-cased header lines.
@@ -533,6 +595,12 @@ pub struct Head {
 impl Head {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Every value of a repeated header, in order.
+    pub fn all(&self, name: &str) -> Vec<&str> {
+        let named = self.headers.iter().filter(|(known, _)| known == name);
+        named.map(|(_, value)| value.as_str()).collect()
     }
 }
 
@@ -556,7 +624,7 @@ impl Client {
         let stream = TcpStream::connect(edge.clients).expect("the Edge listens for clients");
         stream.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
         stream.set_nodelay(true).expect("a TCP socket");
-        Self { stream, buffer: Vec::new() }
+        Self { stream, buffer: Vec::new(), was_reset: false }
     }
 
     pub fn send(&mut self, text: &str) {
@@ -571,7 +639,10 @@ impl Client {
                 self.buffer.extend_from_slice(&bytes[..length]);
                 true
             }
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => false,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                self.was_reset = true;
+                false
+            }
             Err(error) => panic!("nothing from the Edge in time: {error}"),
         }
     }
@@ -587,7 +658,8 @@ impl Client {
                 return None;
             }
         };
-        let text = String::from_utf8(self.buffer.drain(..end + 4).collect()).expect("ASCII");
+        // Latin-1: a byte of a value is the character of that number.
+        let text: String = self.buffer.drain(..end + 4).map(char::from).collect();
         let mut lines = text.lines();
         let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
         let headers = lines
