@@ -243,7 +243,7 @@ fn status_of(control: &Control) -> Reply {
 }
 
 /// The status of a live node holds exactly the named fields: no address, token, generation or socket
-/// is among them, and none of its connection's numbers appears. Proves.
+/// is among them, and none of its connection's numbers appears. Proves, [D-59].
 #[test]
 fn r351_status_has_the_named_fields_and_no_others() {
     let reply = status_of(&live());

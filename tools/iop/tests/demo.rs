@@ -1,6 +1,7 @@
 //! `iop demo` as a user runs it: the real binary, real children, real sockets.
 //!
 //! Lives on: test threads. Bound: one demo each, in a directory of its own.
+#![expect(clippy::unwrap_used, reason = "a helper's panic is its test's failure")]
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
