@@ -33,9 +33,15 @@ pub async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
 }
 
 /// Runs one node agent as this process: its own runtime, SIGTERM and SIGINT drain, a second one ends
-/// at once. Blocks until the end.
+/// at once. Blocks until the end; the code is the process's. `[R-067]` `[R-069]`
 #[must_use]
 pub fn run_process(config: NodeConfig) -> ExitCode {
+    ExitCode::from(run_blocking(config).code())
+}
+
+/// As [`run_process`], for callers that have more to do before they exit.
+#[must_use]
+pub fn run_blocking(config: NodeConfig) -> Exit {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -43,20 +49,19 @@ pub fn run_process(config: NodeConfig) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "the runtime cannot start");
-            return ExitCode::FAILURE;
+            return Exit::Fatal;
         }
     };
     let exit = runtime.block_on(async {
         let (handle, shutdown) = shutdown();
-        let listener = listen(handle);
         tokio::select! {
             exit = run(config, shutdown) => exit,
-            never = listener => match never {},
+            never = listen(handle) => match never {},
         }
     });
     // A name lookup may still block a thread; nothing of it matters any more.
     runtime.shutdown_background();
-    ExitCode::from(exit.code())
+    exit
 }
 
 #[cfg(unix)]

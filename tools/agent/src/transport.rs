@@ -17,6 +17,7 @@ use iop_proto::framing::{Assembler, Envelope, FramingError, Kind, MessageType, e
 use iop_proto::limits::{ALPN, ENVELOPE_TO_NODE_BYTES_MAX, PLAINTEXT_PREFACE};
 use iop_proto::map;
 use iop_proto::view::TunnelFrameOut;
+use rustls::CertificateError;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -107,7 +108,7 @@ impl fmt::Display for LinkEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dial(error) => write!(f, "cannot connect: {error}"),
-            Self::Tls(error) => write!(f, "TLS: {error}"),
+            Self::Tls(error) => write!(f, "TLS: {}", tls_words(error)),
             Self::Alpn => f.write_str("the peer does not speak this protocol version"),
             Self::Preface => f.write_str("the peer does not speak the plaintext protocol"),
             Self::Closed => f.write_str("the edge closed the connection"),
@@ -118,6 +119,15 @@ impl fmt::Display for LinkEnd {
             Self::PingFlood => f.write_str("more pings than pongs could be sent"),
             Self::Flushed => f.write_str("closed by this node"),
         }
+    }
+}
+
+/// A wrong identity in its own words, anything else in those of TLS.
+fn tls_words(error: &io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match inner {
+        Some(rustls::Error::InvalidCertificate(CertificateError::Other(own))) => own.to_string(),
+        Some(_) | None => error.to_string(),
     }
 }
 
@@ -376,4 +386,22 @@ fn encode_frame(frame: &TunnelFrame, buffer: &mut Vec<u8>) {
     let start = buffer.len();
     buffer.resize(start + out.encoded_len().expect(FITS), 0);
     out.encode(&mut buffer[start..]).expect(FITS);
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::OtherError;
+
+    use super::*;
+    use crate::identity::IdentityError;
+
+    #[test]
+    fn a_wrong_identity_is_told_in_its_own_words() {
+        let own = OtherError(Arc::new(IdentityError::WrongRole));
+        let error = rustls::Error::InvalidCertificate(CertificateError::Other(own));
+        let end = LinkEnd::Tls(io::Error::new(io::ErrorKind::InvalidData, error));
+        assert_eq!(end.to_string(), "TLS: the peer is no edge");
+        let plain = LinkEnd::Tls(io::Error::from(io::ErrorKind::UnexpectedEof));
+        assert!(plain.to_string().starts_with("TLS: "));
+    }
 }

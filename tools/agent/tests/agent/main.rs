@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod handshake;
+mod process;
 mod stream;
 mod supervision;
 mod support;
