@@ -736,13 +736,20 @@ impl Shard {
 
     /// Closes a session: nothing is read or sent from here on, its runs are settled in slices.
     pub(super) fn close_session(&mut self, row: usize, cause: Reason) {
+        if self.sessions[row].state == State::Open {
+            self.metrics.reason(cause);
+            self.close_counted(row, cause);
+        }
+    }
+
+    /// As `close_session`, for a cause that was counted where it was decided.
+    pub(super) fn close_counted(&mut self, row: usize, cause: Reason) {
         let session = &mut self.sessions[row];
         if session.state != State::Open {
             return;
         }
         session.state = State::Closing { settle_at: 0 };
         session.last_read = self.now;
-        self.metrics.reason(cause);
         self.metrics.dec(ShardMetric::Sessions);
         if session.announced {
             let session = session.reference(self.index, row);

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use iop_control::step::{Effect, Event};
 use iop_proto::ids::Now;
-use iop_proto::limits::{BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX, PENDING_SOFT_BYTES};
+use iop_proto::limits::{
+    ASSEMBLED_BYTES_MAX, BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX, PENDING_SOFT_BYTES,
+};
 use iop_proto::reason::Reason;
 
 use super::client::Phase;
@@ -377,6 +379,10 @@ impl Shard {
         metrics.set(
             ShardMetric::BodyPoolUsed,
             u64::from(self.bodies.used()) * block,
+        );
+        metrics.set(
+            ShardMetric::AssemblyPoolUsed,
+            self.assembly.used() as u64 * u64::from(ASSEMBLED_BYTES_MAX),
         );
         metrics.set(ShardMetric::Runs, self.runs_live as u64);
         metrics.set(ShardMetric::SendsDirect, counts.direct);

@@ -246,7 +246,7 @@ impl Shard {
         if let Some(cause) = session.close_when_flushed
             && session.writer.is_idle()
         {
-            self.close_session(row, cause);
+            self.close_counted(row, cause); // control refused it and has counted why
         }
     }
 

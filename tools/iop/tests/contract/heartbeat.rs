@@ -1,0 +1,135 @@
+//! Ping and Pong, both ways, and what silence means.
+use std::time::{Duration, Instant};
+
+use iop_proto::domain::{Message, Ping, Pong};
+
+use crate::kit::{
+    Run, World, catalog, expect_accepted, expect_error_event, expect_ready, ready, register,
+};
+use crate::support::{Node, chat, envelope, envelope_with};
+
+const DEAD: Duration = Duration::from_millis(2_000);
+const TIMEOUTS: &str = "timeouts:\n  heartbeat_ms: 300\n  dead_ms: 2000\n";
+
+/// Reads pings, and answers each with what `answer` makes of it, until more than `DEAD` has passed.
+fn outlive(node: &mut Node, mut answer: impl FnMut(&mut Node, u64)) {
+    let began = Instant::now();
+    while began.elapsed() <= DEAD + DEAD / 4 {
+        match node.try_receive_any().expect("the connection stays open") {
+            Message::Ping(ping) => answer(node, ping.seq),
+            other => panic!("expected a ping, got {other:?}"),
+        }
+    }
+}
+
+fn pong(node: &mut Node, seq: u64) {
+    node.send_bytes(&envelope(&Message::Pong(Pong { seq })));
+}
+
+/// Proves, [S-06], [D-03].
+#[test]
+fn r071_a_silent_node_is_fenced_once_and_one_that_answers_lives() {
+    let world = World::new(&catalog([4, 4], TIMEOUTS));
+    let mut silent = world.node("n1");
+    let mut client = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut silent);
+    run.sse(&mut silent);
+    run.body(&mut silent, b"data: 1\n\n");
+    let head = client.head().expect("the answer begins");
+    let mut alive = world.node("n2");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Pings are answered until the request below comes.
+            Run::asked(&mut alive).error(&mut alive, "node rejected");
+        });
+        expect_error_event(&mut client, &head, b"data: 1\n\n", "node_lost");
+        world.saw("heartbeat_timeout", 1);
+        let seen = world.wait("iop_edge_node_fences_total", 1);
+        assert_eq!(
+            seen.get("iop_edge_leases_returned_total{by=\"fence\"}"),
+            1.0
+        );
+        let (head, _) = world.client().ask(&chat("only2", false));
+        assert_eq!(head.status, 502, "answered by the other node");
+    });
+    // Its own close comes later and finds nothing to do.
+    silent.expect_closed();
+    drop(silent);
+    world.wait("iop_edge_sessions", 1);
+    let seen = world.edge.metrics();
+    assert_eq!(seen.get("iop_edge_node_fences_total"), 1.0);
+    world.saw("heartbeat_timeout", 1);
+    drop((alive, client));
+    world.rest();
+}
+
+#[test]
+fn any_byte_is_a_sign_of_life() {
+    let world = World::new(&catalog([4, 4], TIMEOUTS));
+    let mut node = world.node("n1");
+    let mut client = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut node);
+    run.sse(&mut node);
+    let head = client.head().expect("the answer begins");
+    let mut events = 0;
+    outlive(&mut node, |node, _seq| {
+        run.body(node, b"data: 1\n\n"); // and no pong
+        events += 1;
+    });
+    run.end(&mut node);
+    let (body, whole) = client.body(&head);
+    assert!(
+        whole && body.len() == 9 * events,
+        "{} events, {} bytes",
+        events,
+        body.len()
+    );
+    drop((node, client));
+    world.rest();
+}
+
+/// Proves [D-56].
+#[test]
+fn d56_heartbeats_run_before_registration_and_while_pending() {
+    let world = World::new(&catalog(
+        [4, 4],
+        &format!("{TIMEOUTS}  registration_ms: 60000\n"),
+    ));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut unregistered = Node::connect(&world.edge, "n2");
+            // An id on a one-way message is ignored; the answer carries none.
+            let ping = Message::Ping(Ping { seq: 42 });
+            unregistered.send_bytes(&envelope_with(&ping, 7));
+            match unregistered.try_receive_any() {
+                Some(Message::Pong(pong)) => assert_eq!(pong.seq, 42),
+                other => panic!("expected a pong, got {other:?}"),
+            }
+            assert_eq!(unregistered.reply_to, 0);
+            outlive(&mut unregistered, pong);
+            unregistered.send(&register("n2"));
+            expect_accepted(&mut unregistered);
+        });
+        let mut pending = Node::connect(&world.edge, "n1");
+        pending.send(&register("n1"));
+        expect_accepted(&mut pending);
+        outlive(&mut pending, pong);
+        pending.send(&ready("n1"));
+        expect_ready(&mut pending, true);
+        world.serves(&mut pending, "only1");
+    });
+    // And without them: the same connection, silent.
+    let mut silent = Node::connect(&world.edge, "n1");
+    silent.send(&register("n1"));
+    expect_accepted(&mut silent);
+    while silent.try_receive_any().is_some() {}
+    world.saw("heartbeat_timeout", 1);
+    let seen = world.edge.metrics();
+    assert_eq!(
+        seen.get("iop_edge_node_fences_total"),
+        1.0,
+        "of the node that had been ready"
+    );
+    drop(silent);
+    world.rest();
+}

@@ -1,0 +1,23 @@
+//! The contract seen from a node, against `iop edge` as a process of its own: real TLS, real sockets,
+//! a node and a client whose every byte the test decides. One file per category of the ledger.
+//!
+//! Lives on: test threads. Bound: one Edge per test; every wait has a deadline.
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cancel;
+mod cut;
+mod disconnect;
+mod dispatch;
+mod envelopes;
+mod generations;
+mod heartbeat;
+mod identity;
+mod kit;
+mod leases;
+mod passthrough;
+mod prohibition;
+mod readiness;
+mod registration;
+mod transport;
+mod tunnel;

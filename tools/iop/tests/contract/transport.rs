@@ -1,0 +1,126 @@
+//! GoAway, both ways: a node that leaves politely, an Edge that does.
+use iop_proto::domain::{GoAway, Message};
+
+use crate::disconnect::{number, numbered};
+use crate::kit::{Run, World, catalog, expect_error, expect_error_event, expect_nothing, pending};
+use crate::support::{Node, chat, envelope};
+
+fn go_away(node: &mut Node) {
+    node.send_bytes(&envelope(&Message::GoAway(GoAway { grace_ms: 5_000 })));
+}
+
+/// Proves [S-65].
+#[test]
+fn s65_after_a_nodes_go_away_its_runs_finish_and_new_ones_go_elsewhere() {
+    let world = World::new(&catalog([4, 2], ""));
+    let mut leaving = world.node("n1");
+    let mut client = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut leaving);
+    run.sse(&mut leaving);
+    let head = client.head().expect("the answer begins");
+    let mut other = world.node("n2");
+    go_away(&mut leaving);
+    expect_nothing(&mut leaving);
+
+    let mut clients: Vec<_> = (0..2).map(|_| world.asks(&chat("m1", false))).collect();
+    for _ in 0..2 {
+        let mut run = Run::asked(&mut other);
+        run.start(&mut other, 204, &[]);
+        run.end(&mut other);
+    }
+    for client in &mut clients {
+        assert_eq!(client.head().expect("an answer").status, 204);
+    }
+    // Its own model waits for its next generation, and loses nobody.
+    let mut waits = world.asks(&chat("only1", false));
+    world.wait_queued(1);
+    expect_nothing(&mut leaving);
+    run.body(&mut leaving, b"data: 1\n\n");
+    run.end(&mut leaving);
+    assert_eq!(client.body(&head), (b"data: 1\n\n".to_vec(), true));
+    expect_nothing(&mut leaving); // its slots are free, and nobody is sent to them
+    drop(leaving);
+    let mut next = world.node("n1");
+    let mut run = Run::asked(&mut next);
+    run.start(&mut next, 204, &[]);
+    run.end(&mut next);
+    assert_eq!(waits.head().expect("an answer").status, 204);
+    assert_eq!(
+        world
+            .edge
+            .metrics()
+            .get("iop_edge_responses_total{class=\"5xx\"}"),
+        0.0
+    );
+    drop((next, other, client, clients, waits));
+    world.rest();
+}
+
+/// Proves [D-07].
+#[test]
+fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
+    let world = World::new(&catalog([1, 1], "timeouts:\n  drain_ms: 15000\n"));
+    let mut node = world.node("n1");
+    let mut pending_one = Node::connect(&world.edge, "n2");
+    pending_one.send(&crate::kit::register("n2"));
+    crate::kit::expect_accepted(&mut pending_one);
+    let mut kept = world.client();
+    kept.send(&chat("only1", false));
+    let mut run = Run::asked(&mut node);
+    run.start(&mut node, 204, &[]);
+    run.end(&mut node);
+    assert_eq!(kept.head().expect("an answer").status, 204);
+
+    let mut streams = world.asks(&numbered("only1", 0));
+    let request = node.tunnel();
+    let mut run = Run::of(&request);
+    run.sse(&mut node);
+    let head = streams.head().expect("the answer begins");
+    let mut waits = world.asks(&numbered("only1", 1));
+    world.wait_queued(1);
+
+    world.edge.terminate();
+    match node.receive() {
+        Message::GoAway(away) => assert_eq!(away.grace_ms, 15_000),
+        other => panic!("expected GoAway, got {other:?}"),
+    }
+    assert!(
+        pending(&mut pending_one).is_empty(),
+        "only a ready node is told"
+    );
+    // An idle kept-alive connection is closed; a node may still come back.
+    kept.expect_closed();
+    run.body(&mut node, b"data: 1\n\n");
+    drop(node);
+    expect_error_event(&mut streams, &head, b"data: 1\n\n", "node_lost");
+    let mut back = world.node("n1");
+    let request = back.tunnel();
+    assert_eq!(number(&request.body), 1, "who waited kept its place");
+    let mut run = Run::of(&request);
+    run.start(&mut back, 200, &[("content-length", "2")]);
+    run.body(&mut back, b"ok");
+    run.end(&mut back);
+    let head = waits.head().expect("an answer");
+    assert_eq!(waits.body(&head), (b"ok".to_vec(), true));
+    let World { mut edge, .. } = world;
+    assert!(edge.wait_exit().success());
+    back.expect_closed();
+}
+
+#[test]
+fn what_is_not_over_when_the_grace_is_ends_as_a_failure_that_can_be_told() {
+    let world = World::new(&catalog([2, 1], "timeouts:\n  drain_ms: 500\n"));
+    let mut node = world.node("n1");
+    let mut streams = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut node);
+    run.sse(&mut node);
+    run.body(&mut node, b"data: 1\n\n");
+    let head = streams.head().expect("the answer begins");
+    let mut silent = world.asks(&chat("only1", true));
+    let _unanswered = Run::asked(&mut node);
+    world.edge.terminate();
+    expect_error_event(&mut streams, &head, b"data: 1\n\n", "draining");
+    expect_error(&mut silent, 503, "draining", "edge");
+    let World { mut edge, .. } = world;
+    assert!(edge.wait_exit().success());
+}
