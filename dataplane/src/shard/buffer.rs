@@ -275,6 +275,17 @@ impl Chains {
         Ok(())
     }
 
+    /// Puts `behind` at the end of `chain`.
+    pub fn join(&mut self, chain: &mut Chain, behind: Chain) {
+        if chain.head == NONE {
+            *chain = behind;
+        } else if behind.head != NONE {
+            self.links[chain.tail as usize].next = behind.head;
+            chain.tail = behind.tail;
+            chain.bytes += behind.bytes;
+        }
+    }
+
     /// The chain's first contiguous bytes; empty when the chain is.
     #[must_use]
     pub fn front(&self, chain: &Chain) -> &[u8] {
@@ -411,6 +422,26 @@ mod tests {
             assert_eq!(pool.front(&chain)[0], 7);
             pool.consume(&mut chain, 20);
         }
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn joined_chains_read_as_one() {
+        let mut pool = Chains::new(5);
+        let (mut first, mut second) = (Chain::EMPTY, Chain::EMPTY);
+        pool.append(&mut first, &vec![1; BLOCK + 10]).unwrap();
+        pool.append(&mut second, &vec![2; BLOCK + 10]).unwrap();
+        pool.join(&mut first, second);
+        pool.append(&mut first, &[3; 10]).unwrap();
+        let bytes: Vec<u8> = pool.pieces(&first).flatten().copied().collect();
+        let expected = [vec![1; BLOCK + 10], vec![2; BLOCK + 10], vec![3; 10]].concat();
+        assert_eq!(
+            (bytes, first.bytes()),
+            (expected.clone(), expected.len() as u64)
+        );
+        let mut empty = Chain::EMPTY;
+        pool.join(&mut empty, first);
+        pool.clear(&mut empty);
         assert_eq!(pool.used(), 0);
     }
 

@@ -360,7 +360,8 @@ impl Sender {
         output.direct = false;
     }
 
-    /// A direct send took only its first `taken` bytes: the rest becomes pending.
+    /// A direct send took only its first `taken` bytes: the rest becomes pending, before whatever
+    /// became pending behind it in the same turn.
     ///
     /// # Errors
     /// When the pool is dry.
@@ -373,15 +374,19 @@ impl Sender {
         self.counts.short += 1;
         let gather = &self.gathers[row];
         let parts: [libc::iovec; PARTS] = gather.parts;
+        let mut rest = Chain::EMPTY;
+        let mut kept = Ok(());
         for part in &parts[gather.first..gather.first + gather.count] {
             // SAFETY: as in `flush`; the turn has not settled.
             let bytes = unsafe { bytes_of(*part) };
             let skipped = taken.min(bytes.len());
             taken -= skipped;
             self.counts.copied_bytes += (bytes.len() - skipped) as u64;
-            self.pool.append(&mut output.pending, &bytes[skipped..])?;
+            kept = kept.and_then(|()| self.pool.append(&mut rest, &bytes[skipped..]));
         }
-        Ok(())
+        self.pool.join(&mut rest, output.pending.take());
+        output.pending = rest;
+        kept.map_err(SendError::from)
     }
 
     /// The turn has settled: gathers may be used again.

@@ -136,16 +136,26 @@ fn wander(edge: &Edge, seed: u64, rounds: u64) {
         }
         let (body, whole) = client.body(&head);
         assert!(whole);
-        assert_eq!(String::from_utf8(body).expect("text"), line.repeat(pieces as usize));
+        assert_eq!(
+            String::from_utf8(body).expect("text"),
+            line.repeat(pieces as usize)
+        );
     }
 }
 
 /// Proves [D-33], [P-62].
 #[test]
 fn no_client_ever_gets_anothers_bytes_whatever_moves_and_leaves() {
-    let setup = Setup { catalog: TWO_NODES.to_owned(), nodes: vec!["n1", "n2"], ..Setup::default() };
+    let setup = Setup {
+        catalog: TWO_NODES.to_owned(),
+        nodes: vec!["n1", "n2"],
+        ..Setup::default()
+    };
     let mut edge = Edge::start(&setup);
-    let rounds = std::env::var("IOP_TEST_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
+    let rounds = std::env::var("IOP_TEST_ROUNDS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(150);
     let nodes = ["n1", "n2"].map(|name| Node::ready(&edge, name));
     std::thread::scope(|scope| {
         let _guard = edge.guard();
@@ -159,7 +169,11 @@ fn no_client_ever_gets_anothers_bytes_whatever_moves_and_leaves() {
             }
         });
         let metrics = edge.wait_idle();
-        assert!(metrics.get("iop_edge_client_transfers_total") > 100.0, "{}", metrics.0);
+        assert!(
+            metrics.get("iop_edge_client_transfers_total") > 100.0,
+            "{}",
+            metrics.0
+        );
         let granted = metrics.sum("iop_edge_leases_granted_total");
         assert_eq!(granted, metrics.sum("iop_edge_leases_returned_total"));
         edge.terminate(); // ends the nodes' connections, and with them their threads
@@ -177,8 +191,15 @@ fn slow_catalog() -> String {
 
 fn resident_bytes(edge: &Edge) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", edge.pid())).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("KiB") * 1024
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("VmRSS");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|kib| kib.parse::<u64>().ok())
+        .expect("KiB")
+        * 1024
 }
 
 /// Proves [D-06], [P-63], [P-68].
@@ -227,8 +248,15 @@ fn clients_that_never_read_cost_themselves_alone() {
     let mut cancelled = 0;
     while cancelled < STUCK {
         if let Message::CancelRequest(cancel) = node.receive() {
-            let at = runs.iter().position(|run| *run == cancel.run_id).expect("one of the offenders");
-            node.frame(&TunnelFrameOut::error(&runs[at], sequences[at] + 1, "cancelled"));
+            let at = runs
+                .iter()
+                .position(|run| *run == cancel.run_id)
+                .expect("one of the offenders");
+            node.frame(&TunnelFrameOut::error(
+                &runs[at],
+                sequences[at] + 1,
+                "cancelled",
+            ));
             cancelled += 1;
         }
     }
@@ -251,8 +279,10 @@ fn a_large_answer_reaches_a_client_that_takes_its_time() {
     client.send(&chat("m1", false));
     let run = node.tunnel().run_id;
     let length = BYTES.to_string();
-    let headers: &[(&[u8], &[u8])] =
-        &[(b"content-type", b"application/json"), (b"content-length", length.as_bytes())];
+    let headers: &[(&[u8], &[u8])] = &[
+        (b"content-type", b"application/json"),
+        (b"content-length", length.as_bytes()),
+    ];
     std::thread::scope(|scope| {
         let _guard = edge.guard();
         scope.spawn(|| {
@@ -269,7 +299,10 @@ fn a_large_answer_reaches_a_client_that_takes_its_time() {
         assert_eq!(head.header("content-length"), Some(length.as_str()));
         let (body, whole) = client.body(&head);
         assert!(whole && body.len() == BYTES);
-        let right = body.iter().enumerate().all(|(at, &byte)| byte == ((at % (1 << 20)) / 7) as u8);
+        let right = body
+            .iter()
+            .enumerate()
+            .all(|(at, &byte)| byte == ((at % (1 << 20)) / 7) as u8);
         assert!(right, "bytes changed on the way");
         let metrics = edge.wait_metrics("cut-through", |seen| {
             seen.get("iop_edge_envelopes_received_total{path=\"cut_through\"}") >= 48.0
@@ -294,7 +327,9 @@ fn pipelined_requests_are_answered_one_by_one_in_order() {
             assert!(done.load(Ordering::Relaxed));
         });
         let mut client = Client::connect(&edge);
-        let all: String = (0..5).map(|n| request("m1", &format!("c{n}"), 2, false, 10)).collect();
+        let all: String = (0..5)
+            .map(|n| request("m1", &format!("c{n}"), 2, false, 10))
+            .collect();
         client.send(&all);
         for n in 0..5 {
             let head = client.head().expect("an answer");
@@ -335,8 +370,16 @@ fn a_client_may_leave_at_any_byte() {
         Message::CancelRequest(cancel) => assert_eq!(cancel.run_id, run),
         other => panic!("expected CancelRequest, got {other:?}"),
     }
-    assert!(left.elapsed() < Duration::from_millis(250), "after {:?}", left.elapsed());
-    assert_eq!(edge.metrics().get("iop_edge_leases_held"), 1.0, "held until the terminal");
+    assert!(
+        left.elapsed() < Duration::from_millis(250),
+        "after {:?}",
+        left.elapsed()
+    );
+    assert_eq!(
+        edge.metrics().get("iop_edge_leases_held"),
+        1.0,
+        "held until the terminal"
+    );
     node.frame(&TunnelFrameOut::error(&run, 3, "cancelled"));
     edge.wait_idle();
     let began = Instant::now();
@@ -377,4 +420,59 @@ fn what_is_not_http_is_answered_and_closed() {
     drop(client);
     edge.wait_idle();
     edge.assert_alive();
+}
+
+/// More slices than one send takes, to a client whose socket takes less than that: what a direct send
+/// left over goes before what came behind it.
+/// Proves [D-34].
+#[test]
+fn a_burst_of_small_frames_to_a_full_socket_keeps_its_order() {
+    let edge = Edge::start(&Setup::with(CATALOG));
+    let mut node = Node::ready(&edge, "n1");
+    for round in 1..=40 {
+        fill_a_socket(&edge, &mut node, round);
+        let seen = edge.wait_idle();
+        if seen.get("iop_edge_sends_total{path=\"short\"}") >= 3.0 {
+            return;
+        }
+    }
+    panic!("no send fell short: the test shows nothing");
+}
+
+/// Bursts of more slices than a send takes, to a client that reads them only at the end.
+fn fill_a_socket(edge: &Edge, node: &mut Node, round: u64) {
+    const BODY: usize = 400;
+    let burst = 65 + round * 7 % 60; // where in a burst the socket is full differs by round
+    let mut client = Client::connect(edge);
+    client.send(&chat("m1", true));
+    let run = node.tunnel().run_id;
+    node.frame(&TunnelFrameOut::response_start(&run, 1, 200, EVENTS));
+    node.frame(&TunnelFrameOut::body(&run, 2, b"first"));
+    let head = client.head().expect("an answer");
+    assert_eq!(client.at_least(5), b"first"); // nothing is pending: from here on sends are direct
+    let (mut sent, mut expected) = (0, Vec::new());
+    let mut bytes = vec![0; burst as usize * (BODY + 256)];
+    let before = edge.metrics().get("iop_edge_frames_total{kind=\"body\"}");
+    while expected.len() < 9 << 20 {
+        let mut at = 0;
+        for _ in 0..burst {
+            let body = format!("{sent:->BODY$}");
+            let frame = TunnelFrameOut::body(&run, 3 + sent, body.as_bytes());
+            at += frame.encode(&mut bytes[at..]).expect("room");
+            expected.extend_from_slice(body.as_bytes());
+            sent += 1;
+        }
+        node.send_bytes(&bytes[..at]);
+        edge.wait_metrics("the burst", |seen| {
+            seen.get("iop_edge_frames_total{kind=\"body\"}") >= before + sent as f64
+        });
+    }
+    node.frame(&TunnelFrameOut::end(&run, 3 + sent));
+    let (body, whole) = client.body(&head);
+    assert!(whole && body.len() == expected.len());
+    let wrong = body
+        .chunks(BODY)
+        .zip(expected.chunks(BODY))
+        .position(|(got, sent)| got != sent);
+    assert_eq!(wrong, None, "frames changed places");
 }
