@@ -668,6 +668,10 @@ impl Shard {
             client.framing,
             last,
         );
+        // A direct send that succeeds completes without a word: what waits for it must not wait for the
+        // next completion of somebody else.
+        let waits = !client.output.pending.is_empty() || client.phase == Phase::Flushing;
+        self.settle_soon |= client.output.is_direct() && waits;
         match flushed {
             Ok(()) => self.arm_client_send(row),
             Err(error) => self.client_send_failed(row, error),
@@ -787,9 +791,25 @@ impl Shard {
         client.phase = Phase::Draining;
         client.deadline = Some(self.now.after_ms(u64::from(DRAIN_MS_MAX)));
         self.early.clear(&mut client.early);
+        self.end_tls(row);
         self.wake_input(row);
         if self.clients[row].output.is_idle() {
             self.output_idle(row);
+        }
+    }
+
+    /// Our last record of a TLS connection: a reader can tell the end from a cut.
+    fn end_tls(&mut self, row: usize) {
+        let client = &mut self.clients[row];
+        let mut reply = ReplyBuf::default();
+        let Some(records) = &mut client.records else {
+            return;
+        };
+        if records.close_notify(&mut reply).is_ok() {
+            // A dry pool loses it; the FIN that follows says less.
+            let pending = &mut client.output.pending;
+            let _lost = self.sender.pool.append(pending, reply.as_slice());
+            self.client_dirty(row);
         }
     }
 
@@ -861,7 +881,7 @@ impl Shard {
             return;
         }
         match client.phase {
-            Phase::Head if client.head_length == 0 => self.close_client(row, false),
+            Phase::Head if client.head_length == 0 => self.drain_client(row),
             Phase::Head => {
                 self.new_request_id(row);
                 self.clients[row].asked = Asked::UNREADABLE;

@@ -10,6 +10,7 @@
 //! A body's blocks stay the property of the shard that collected them: they travel on loan and come
 //! back as a list of rows.
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use iop_control::step::Event;
 use iop_proto::ids::{ProviderIndex, RunRef, SessionRef, ShardIndex};
@@ -67,6 +68,38 @@ pub struct Peers {
     /// Parcels that found their lane full, in order.
     held: VecDeque<(usize, Box<Parcel>)>,
     unrung: Vec<bool>,
+    dawdle: Dawdle,
+}
+
+/// Waits of a seeded random length at each step of a move, so that tests see threads race: in a test
+/// or debug build with `IOP_TEST_TRANSFER_DELAY_US=<longest>`. Else nothing.
+#[derive(Debug)]
+struct Dawdle {
+    state: u64,
+    longest_us: u64,
+}
+
+impl Dawdle {
+    fn new(shard: usize) -> Self {
+        let hooked = cfg!(any(debug_assertions, feature = "test-hooks"));
+        let asked = hooked.then(|| std::env::var("IOP_TEST_TRANSFER_DELAY_US").ok());
+        let longest_us = asked.flatten().and_then(|text| text.parse().ok());
+        Self {
+            state: 0x9e37_79b9_7f4a_7c15 ^ shard as u64,
+            longest_us: longest_us.unwrap_or(0),
+        }
+    }
+
+    fn step(&mut self) {
+        if self.longest_us == 0 {
+            return;
+        }
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let wait = self.state % self.longest_us;
+        std::thread::sleep(Duration::from_micros(wait));
+    }
 }
 
 impl Peers {
@@ -75,11 +108,12 @@ impl Peers {
     pub fn mesh(wakers: &[Waker]) -> Vec<Self> {
         let count = wakers.len();
         let mut peers: Vec<Self> = (0..count)
-            .map(|_| Self {
+            .map(|shard| Self {
                 to: (0..count).map(|_| None).collect(),
                 from: Vec::with_capacity(count),
                 held: VecDeque::new(),
                 unrung: vec![false; count],
+                dawdle: Dawdle::new(shard),
             })
             .collect();
         for from in 0..count {
@@ -93,6 +127,7 @@ impl Peers {
     }
 
     fn post(&mut self, to: usize, content: Content) {
+        self.dawdle.step();
         let parcel = Box::new(Parcel(content));
         if self.held.iter().any(|&(held, _)| held == to) {
             self.held.push_back((to, parcel)); // behind those that wait already
@@ -140,6 +175,7 @@ impl Shard {
 
     /// The waiting client's run is on another shard: takes its operations back, then sends it.
     pub(super) fn leave(&mut self, row: usize, granted: Granted) {
+        self.peers.dawdle.step();
         let client = &mut self.clients[row];
         client.phase = Phase::Leaving { granted };
         let (slot, generation) = (slot_of(row), client.generation);
@@ -156,6 +192,7 @@ impl Shard {
         let Phase::Leaving { granted } = self.clients[row].phase else {
             return;
         };
+        self.peers.dawdle.step();
         if self.clients[row].operations > 0 || !self.clients[row].output.is_idle() {
             return;
         }
@@ -219,6 +256,7 @@ impl Shard {
 
     /// A connection arrives with its granted run. `[D-32]`
     fn client_moves_in(&mut self, moving: Moving) {
+        self.peers.dawdle.step();
         let Moving {
             mut client,
             granted,

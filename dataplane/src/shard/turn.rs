@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use iop_control::step::{Effect, Event};
 use iop_proto::ids::Now;
-use iop_proto::limits::{
-    ASSEMBLED_BYTES_MAX, BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX, PENDING_SOFT_BYTES,
-};
+use iop_proto::limits::{ASSEMBLED_BYTES_MAX, BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX};
 use iop_proto::reason::Reason;
 
 use super::client::Phase;
 use super::session::{Standing, State};
 use super::uring::{Completion, Kind, Token};
-use super::{CLIENT_GROUP, NODE_GROUP, Shard};
+use super::{CLIENT_GROUP, NODE_GROUP, Shard, slot_of};
 use crate::front::handover::Handover;
 use crate::metrics::ShardMetric;
 
@@ -26,6 +24,8 @@ const PARCELS_PER_TURN_MAX: usize = 64;
 const EFFECTS_PER_TURN_MAX: usize = 256;
 /// How often deadlines are looked at, ms: what a wait may be late by.
 const SWEEP_MS: u64 = 100;
+/// A client that took nothing of its output for this long gives way first, ms. `[D-06]`
+const STUCK_MS: u64 = 1_000;
 /// Longest sleep with nothing open.
 const IDLE_MS: u64 = 1_000;
 
@@ -44,7 +44,12 @@ impl Shard {
 
     /// How long the kernel may keep us: not at all while something waits in a lane or the inbox.
     fn sleep_for(&mut self) -> Duration {
-        if self.inbox_at < self.inbox.len() || !self.closing.is_empty() || !self.rearm.is_empty() {
+        let settle_soon = std::mem::take(&mut self.settle_soon);
+        if settle_soon
+            || self.inbox_at < self.inbox.len()
+            || !self.closing.is_empty()
+            || !self.rearm.is_empty()
+        {
             return Duration::ZERO;
         }
         self.waker.prepare();
@@ -78,6 +83,7 @@ impl Shard {
         self.peer_parcels();
         self.effects();
         self.due();
+        self.relieve_output();
         self.settle_closing();
         self.flush();
         self.rearm();
@@ -321,23 +327,31 @@ impl Shard {
         for row in 0..self.runs_high {
             self.run_due(row);
         }
-        self.relieve_output();
     }
 
     /// Above three quarters of the output pool the client that holds most of it and takes least gives
-    /// way. `[D-06]`
+    /// way, one at a time. `[D-06]`
     fn relieve_output(&mut self) {
-        let pool = &self.sender.pool;
-        if pool.used() < pool.count() / 4 * 3 {
+        if self.sender.pool.used() < self.sender.pool.count() / 4 * 3 {
             return;
         }
-        let over =
-            |row: &usize| self.clients[*row].output.pending.bytes() > u64::from(PENDING_SOFT_BYTES);
+        let leaving = self.relieving.is_some_and(|(row, generation)| {
+            let client = &self.clients[row as usize];
+            client.generation == generation && client.phase == Phase::Closing
+        });
+        if leaving {
+            return; // its blocks come back when its last send has completed
+        }
         let held = |row: &usize| {
-            let stuck = self.idle_output_ms(*row) >= 1_000;
-            (stuck, self.clients[*row].output.pending.bytes())
+            let client = &self.clients[*row];
+            let open = !matches!(client.phase, Phase::Free | Phase::Closing);
+            let stuck = self.idle_output_ms(*row) >= STUCK_MS;
+            (open, stuck, client.output.pending.bytes())
         };
-        if let Some(row) = (0..self.clients_high).filter(over).max_by_key(held) {
+        if let Some(row) = (0..self.clients_high).max_by_key(held)
+            && held(&row).0
+        {
+            self.relieving = Some((slot_of(row), self.clients[row].generation));
             self.client_ends(row, Reason::ClientTooSlow);
         }
     }
