@@ -365,6 +365,8 @@ impl Agent {
 
     /// Checks come in this order: a taken id may never be answered with a terminal.
     fn tunnel(&mut self, link: LinkId, request: TunnelRequest) -> Option<Exit> {
+        let bulk = self.session.as_ref().and_then(Session::bulk).cloned()?;
+        let received = self.clock.now();
         let run_id = request.run_id.clone();
         let ticket = match self.runs.take(link, &run_id) {
             Ok(ticket) => ticket,
@@ -397,13 +399,10 @@ impl Agent {
             granted,
             ..Signals::default()
         });
-        let bulk = self
-            .session
-            .as_ref()
-            .and_then(|session| session.bulk().cloned())?;
         let job = Job {
             ticket,
             run_id: run_id.clone(),
+            received,
             timeouts,
             instance,
             request,

@@ -14,6 +14,7 @@ use iop_control::node::attempt::{
     Attempt, Failure, Order, Output, Signals, Terminal, Timeouts, Verdict,
 };
 use iop_proto::domain::{FrameKind, Message, TunnelFrame};
+use iop_proto::ids::Now;
 use iop_proto::legacy::ERROR_BYTES_MAX;
 use iop_proto::limits::BODY_FRAME_BYTES;
 use tokio::sync::{mpsc, watch};
@@ -37,6 +38,8 @@ pub(crate) enum Report {
 pub(crate) struct Job {
     pub(crate) ticket: Ticket,
     pub(crate) run_id: String,
+    /// The hard deadline counts from here. `[A-53]`
+    pub(crate) received: Now,
     pub(crate) timeouts: Timeouts,
     pub(crate) instance: Arc<Instance>,
     pub(crate) request: ProviderRequest,
@@ -50,7 +53,7 @@ pub(crate) struct Job {
 /// Runs the attempt until its slot, its call and its terminal are done with.
 pub(crate) async fn run(job: Job) -> Ticket {
     let ticket = job.ticket;
-    let attempt = Attempt::new(job.clock.now(), job.timeouts);
+    let attempt = Attempt::new(job.received, job.timeouts);
     let mut driver = Driver {
         attempt,
         ticket,

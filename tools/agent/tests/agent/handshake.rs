@@ -71,7 +71,7 @@ async fn r018_an_edge_of_another_name_or_trust_domain_hears_nothing() {
 async fn r016_an_edge_of_another_authority_hears_nothing() {
     let (trusted, stranger) = (Pki::new(), Pki::new());
     let security = trusted.node(&Leaf::of(NODE_ID));
-    let tls = stranger.edge(&Leaf::of(EDGE_ID), &[ALPN]);
+    let tls = stranger.edge_for(&trusted, &Leaf::of(EDGE_ID), &[ALPN]);
     let edge = Edge::listen(Some(tls), security.clone(), None).await;
     let agent = Agent::start(edge.config());
     for _ in 0..2 {

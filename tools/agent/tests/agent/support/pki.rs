@@ -116,9 +116,19 @@ impl Pki {
 
     /// The Edge's side: demands a certificate of this authority, presents `leaf`.
     pub(crate) fn edge(&self, leaf: &Leaf, alpn: &[&[u8]]) -> rustls::ServerConfig {
+        self.edge_for(self, leaf, alpn)
+    }
+
+    /// The same, demanding certificates of another authority: theirs are good here, ours not there.
+    pub(crate) fn edge_for(
+        &self,
+        nodes: &Self,
+        leaf: &Leaf,
+        alpn: &[&[u8]],
+    ) -> rustls::ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = RootCertStore::empty();
-        roots.add(self.root.clone()).unwrap();
+        roots.add(nodes.root.clone()).unwrap();
         let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
         let (certificate, key, _) = self.leaf(leaf);
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
