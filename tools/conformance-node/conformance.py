@@ -1,0 +1,2229 @@
+#!/usr/bin/env python3
+"""Plays an independent node agent against an Edge, over real sockets, with real HTTP clients.
+
+    python3.11 -m venv target/conformance-venv
+    target/conformance-venv/bin/pip install -r tools/conformance-node/requirements.txt
+    target/conformance-venv/bin/python tools/conformance-node/conformance.py --iop target/debug/iop --out target/conformance
+
+Prints `ok name` or `FAIL name: why` per case and `N passed, N failed`; the exit code is 1 if one failed.
+`--only TEXT` runs the cases whose names contain TEXT, `--list` names them with what they prove, `--open` runs
+the cases that are left out because the Edge disagrees with the contract.
+
+What is expected comes from docs/contract; the sentence is cited where a number or a shape is checked.
+Waiting is always for something to be seen (a frame, bytes of an answer, a figure of the admin listener)
+and has a deadline.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.error
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import agent  # noqa: E402
+from agent import BODY, CAPABILITIES, END, START, Closed, Late, Provider, Session, Style, frame, length_delimited, rt, tp, varint  # noqa: E402
+
+DOMAIN = "iop.example"
+EDGE_NAME = f"spiffe://{DOMAIN}/edge/edge-1"
+SSE = [("content-type", "text/event-stream; charset=utf-8")]
+JSON = [("content-type", "application/json")]
+
+
+class Wrong(AssertionError):
+    """What was seen is not what the contract says."""
+
+
+def check(holds, why):
+    if not holds:
+        raise Wrong(why)
+
+
+def equal(got, expected, what):
+    if got != expected:
+        raise Wrong(f"{what}: got {shorten(got)}, expected {shorten(expected)}")
+
+
+def shorten(value):
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:200]}… ({len(text)} characters)"
+
+
+def until(what, look, timeout=5.0):
+    """Looks again and again until `look` gives something true."""
+    deadline = time.monotonic() + timeout
+    pause = threading.Event()
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise Late(f"{what}: not within {timeout} s, last seen {shorten(found)}")
+        pause.wait(0.01)
+
+
+def free_ports(count):
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
+
+# ---------------------------------------------------------------- the Edge under test
+
+CONFIG = """
+listeners:
+  nodes: "127.0.0.1:{nodes}"
+  clients: "127.0.0.1:{clients}"
+  admin: "127.0.0.1:{admin}"
+pki:
+  trust_domain: iop.example
+  edge_name: edge-1
+  ca: pki/ca.crt
+  certificate: pki/edge-1.crt
+  key: pki/edge-1.key
+nodes:
+  - id: n1
+    concurrency: 1                 # legacy metadata: must limit nothing
+    adapters:
+      - name: a1
+        type: openai_compat
+        base_url: "http://127.0.0.1:9"
+      - name: named
+        type: vllm
+        base_url: "http://127.0.0.1:9/base"
+        profile:
+          id: prof-1
+          operations:
+            - name: chat_completions
+              method: POST
+              path: /served/chat
+          auth_header: x-secret
+          auth_prefix: "Key "
+        options: {{on_cancel: drain, pool_idle_ms: 1234, probe_path: /probe}}
+      - type: ollama
+        base_url: "http://127.0.0.1:9"
+    providers:
+      - {{id: p1, adapter: a1, target: t1, capacity: 16}}
+      - {{id: p-two, adapter: a1, target: t-two, capacity: 2}}
+      - {{id: p-one, adapter: a1, target: t-one, capacity: 1}}
+      - {{id: p-long, adapter: a1, target: t-long, capacity: 4, long_capacity: 1}}
+      - {{id: p-brief, adapter: a1, target: t-brief, capacity: 1, stall_timeout_ms: 60000, response_wait_ms: 600}}
+      - {{id: p-named, adapter: named, target: t-named, capacity: 2, stall_timeout_ms: 4321, timeout_sec: 77, category: api}}
+      - {{id: p-ill, adapter: a1, target: t-ill, capacity: 1, health: degraded}}
+      - {{id: p-both-1, adapter: a1, target: t-both, capacity: 2}}
+      - {{id: p-native, adapter: ollama, target: t-native, capacity: 2, stall_timeout_ms: 2222}}
+      - {{id: p-unused, adapter: a1, target: t-unused, capacity: 1}}
+      - {{id: p-off, adapter: a1, target: t-off, capacity: 1, enabled: false}}
+  - id: n2
+    name: host-two
+    adapters:
+      - {{name: a1, type: openai_compat, base_url: "http://127.0.0.1:9"}}
+    providers:
+      - {{id: p2, adapter: a1, target: t2, capacity: 2}}
+      - {{id: p-both-2, adapter: a1, target: t-both, capacity: 2}}
+models:
+  - {{name: m1, providers: [p1]}}
+  - {{name: two, providers: [p-two]}}
+  - {{name: one, providers: [p-one]}}
+  - {{name: long, providers: [p-long], long_threshold_bytes: 4 KiB}}
+  - {{name: brief, providers: [p-brief]}}
+  - {{name: named, providers: [p-named]}}
+  - {{name: ill, providers: [p-ill]}}
+  - {{name: m2, providers: [p2]}}
+  - {{name: both, providers: [p-both-1, n2/p-both-2]}}
+  - {{name: native, providers: [p-native]}}
+  - {{name: none, providers: []}}
+  - {{name: off, providers: [p-off]}}
+limits: {{clients_max: 128, handshakes_max: 16, output_pool_bytes: 32 MiB, body_pool_bytes: 32 MiB, body_bytes_max: 8 MiB, queue_waiters_max: 6}}
+timeouts: {{handshake_ms: 1500, head_ms: 3000, body_ms: 3000, keep_alive_ms: 20000, queue_wait_ms: 1200, write_stall_ms: 1200,
+           heartbeat_ms: 400, dead_ms: 1500, registration_ms: 900, drain_ms: 8000}}
+log: {{level: info, access: all}}
+"""
+
+
+class Edge:
+    def __init__(self, iop, out, name="edge"):
+        self.iop, self.out, self.name = iop, out, name
+        self.host = "127.0.0.1"
+
+    def make_pki(self):
+        pki = self.out / "pki"
+        other = self.out / "other-pki"
+        for directory in (pki, other):
+            subprocess.run([self.iop, "pki", "init", "--dir", directory, "--trust-domain", DOMAIN], check=True, capture_output=True, timeout=20)
+        for directory, role, name in [(pki, "edge", "edge-1"), (pki, "edge", "edge-2"), (pki, "node", "n1"), (pki, "node", "host-two"),
+                                      (pki, "node", "n-evil"), (pki, "node", "n2"), (other, "node", "n1")]:
+            subprocess.run([self.iop, "pki", role, "--dir", directory, name], check=True, capture_output=True, timeout=20)
+
+    def start(self):
+        for attempt in range(3):
+            self.nodes, self.clients, self.admin = free_ports(3)
+            config = self.out / f"{self.name}.yaml"
+            config.write_text(CONFIG.format(nodes=self.nodes, clients=self.clients, admin=self.admin))
+            self.log = open(self.out / f"{self.name}.log", "wb")
+            self.process = subprocess.Popen([self.iop, "edge", "--config", config], stdout=self.log, stderr=self.log)
+            try:
+                until("the Edge answers /readyz", self._up, 20)
+                return self
+            except Closed:
+                continue
+        raise SystemExit(f"the Edge does not start; see {self.log.name}")
+
+    def _up(self):
+        if self.process.poll() is not None:
+            raise Closed("it ended")
+        try:
+            return self.get("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def get(self, path):
+        try:
+            with urllib.request.urlopen(f"http://{self.host}:{self.admin}{path}", timeout=5) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def status(self):
+        code, body = self.get("/status")
+        equal(code, 200, "/status")
+        return json.loads(body)
+
+    def node(self, node_id):
+        return next(n for n in self.status()["nodes"] if n["node_id"] == node_id)
+
+    def provider(self, provider_id):
+        return next(p for n in self.status()["nodes"] for p in n["providers"] if p["id"] == provider_id)
+
+    def metrics(self):
+        out = {}
+        for line in self.get("/metrics")[1].decode().splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                out[name] = float(value)
+        return out
+
+    def metric(self, name, **labels):
+        """The sum over all series of this name with these labels."""
+        total, wanted = 0.0, [f'{k}="{v}"' for k, v in labels.items()]
+        for series, value in self.metrics().items():
+            if re.split(r"[{]", series)[0] == name and all(w in series for w in wanted):
+                total += value
+        return total
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self.log.close()
+
+
+# ---------------------------------------------------------------- an HTTP client that sees every byte
+
+class Http:
+    """One request at a time over a raw socket; the answer is decoded as it arrives."""
+
+    def __init__(self, edge, timeout=6.0, receive_buffer=0):
+        self.timeout = timeout
+        self.sock = socket.socket()
+        if receive_buffer:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.sock.settimeout(timeout)
+        self.sock.connect((edge.host, edge.clients))
+        self.raw = bytearray()
+        self._fresh()
+
+    def _fresh(self):
+        self.status, self.headers, self.body, self.ending = None, [], bytearray(), None
+        self._left = None  # bytes still to come of a chunk, or of the body with a length
+        self._coding = None
+
+    def send(self, path, body=b"", headers=(), method="POST", version="1.1"):
+        self._fresh()
+        head = [f"{method} {path} HTTP/{version}", "Host: edge", f"Content-Length: {len(body)}", "Content-Type: application/json"]
+        head += [f"{name}: {value}" for name, value in headers]
+        self.sock.sendall("\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body)
+        return self
+
+    def _more(self, deadline):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Late(f"no more bytes of the answer within {self.timeout} s; status {self.status}, body so far {shorten(bytes(self.body[-200:]))}")
+        self.sock.settimeout(left)
+        try:
+            data = self.sock.recv(65536)
+        except socket.timeout:
+            return
+        except OSError:
+            self.ending = "reset"
+            return
+        if data:
+            self.raw += data
+        else:
+            self.ending = "complete" if self._coding == "close" else "cut"
+
+    def head(self):
+        deadline = time.monotonic() + self.timeout
+        while b"\r\n\r\n" not in self.raw:
+            if self.ending:
+                return self
+            self._more(deadline)
+        head, _, rest = bytes(self.raw).partition(b"\r\n\r\n")
+        self.raw = bytearray(rest)
+        lines = head.split(b"\r\n")
+        self.status = int(lines[0].split()[1])
+        self.headers = [(n.strip().lower().decode("latin-1"), v.strip()) for n, _, v in (line.partition(b":") for line in lines[1:])]
+        names = dict(self.headers)
+        if names.get("transfer-encoding", b"").lower() == b"chunked":
+            self._coding = "chunked"
+        elif "content-length" in names:
+            self._coding, self._left = "length", int(names["content-length"])
+        elif self.status in (204, 304):
+            self._coding, self._left = "length", 0
+        else:
+            self._coding = "close"
+        self._decode()
+        return self
+
+    def header(self, name):
+        return [value for key, value in self.headers if key == name]
+
+    def _decode(self):
+        while not self.ending or self.raw:
+            if self._coding == "close":
+                self.body += self.raw
+                self.raw.clear()
+                return
+            if self._coding == "length":
+                take = min(self._left, len(self.raw))
+                self.body += self.raw[:take]
+                del self.raw[:take]
+                self._left -= take
+                if self._left == 0:
+                    self.ending = "complete"
+                return
+            if self._left:
+                take = min(self._left, len(self.raw))
+                self.body += self.raw[:take]
+                del self.raw[:take]
+                self._left -= take
+                if self._left:
+                    return
+                self._left = -2  # the line end after a chunk
+            if self._left == -2:
+                if len(self.raw) < 2:
+                    return
+                check(self.raw[:2] == b"\r\n", "a chunk without line end")
+                del self.raw[:2]
+                self._left = None
+            line, found, rest = bytes(self.raw).partition(b"\r\n")
+            if not found:
+                return
+            size = int(line, 16)
+            if size == 0:
+                if len(rest) < 2:
+                    return
+                check(rest[:2] == b"\r\n", "trailers were sent")
+                self.raw = bytearray(rest[2:])
+                self.ending = "complete"
+                return
+            self.raw = bytearray(rest)
+            self._left = size
+
+    def wait_body(self, size=None, part=None):
+        """Until the body has so many bytes, or contains this part."""
+        if self.status is None:
+            self.head()
+        deadline = time.monotonic() + self.timeout
+        while not (len(self.body) >= size if size is not None else part in self.body):
+            if self.ending:
+                raise Wrong(f"the answer ended ({self.ending}) before {size or part!r}: {shorten(bytes(self.body))}")
+            self._more(deadline)
+            self._decode()
+        return bytes(self.body)
+
+    def finish(self):
+        """Reads to the end; what kind of end is in `ending`: complete, cut (FIN in the middle) or reset."""
+        if self.status is None:
+            self.head()
+        deadline = time.monotonic() + self.timeout
+        while not self.ending:
+            self._more(deadline)
+            if self.status is not None:
+                self._decode()
+        return self
+
+    def error(self):
+        """The fields of an error made by the Edge: JSON shape, x-request-id, x-iop-error-source (D-11)."""
+        self.finish()
+        equal(self.ending, "complete", f"end of the error answer with status {self.status}")
+        check(self.header("x-request-id"), f"{self.status} without x-request-id")
+        source = self.header("x-iop-error-source")
+        check(source and source[0] in (b"edge", b"node", b"provider"), f"{self.status} with x-iop-error-source {source}")
+        answer = json.loads(self.body)
+        check(isinstance(answer.get("error"), dict) and answer["error"].get("message"), f"{self.status} with body {shorten(bytes(self.body))}")
+        return answer["error"]
+
+    def close(self, abort=False):
+        try:
+            if abort:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.sock.close()
+        except OSError:
+            pass
+
+
+def chat(model, **more):
+    """A request body whose bytes no serializer would make again: only the model may change (D-12)."""
+    rest = "".join(f',{json.dumps(k)}:{json.dumps(v)}' for k, v in more.items())
+    return ('{ "messages":[{"role":"user","content":"\\u00e9\\ud83c\\udf0d 한국어"}],"n":1e400,\n\t"big":9223372036854775808,"model" :  "'
+            + model + '","nested":{"model":"' + model + '"}' + rest + " }").encode()
+
+
+def sse_events(data):
+    """Events as a client of event streams sees them."""
+    out = []
+    for block in data.replace(b"\r\n", b"\n").split(b"\n\n"):
+        lines = [line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:")]
+        if lines:
+            out.append(b"\n".join(lines))
+    return out
+
+
+# ---------------------------------------------------------------- what a case works with
+
+class Case:
+    def __init__(self, edge):
+        self.edge, self.opened = edge, []
+        self.before = edge.metrics()
+
+    def grew(self, name, **labels):
+        now, before = 0.0, 0.0
+        wanted = [f'{k}="{v}"' for k, v in labels.items()]
+        after = self.edge.metrics()
+        for series, value in after.items():
+            if series.split("{")[0] == name and all(w in series for w in wanted):
+                now += value
+                before += self.before.get(series, 0.0)
+        return now - before
+
+    def wait_grew(self, name, by=1, timeout=5.0, **labels):
+        return until(f"{name}{labels or ''} grew by {by}", lambda: self.grew(name, **labels) >= by, timeout)
+
+    def session(self, cert="n1", ca_dir="pki", **options):
+        pki = self.edge.out / "pki"
+        own = self.edge.out / ca_dir
+        options.setdefault("expect", EDGE_NAME)
+        session = Session((self.edge.host, self.edge.nodes), ca=pki / "ca.crt", cert=cert and own / f"{cert}.crt",
+                          key=cert and own / f"{cert}.key", **options)
+        self.opened.append(session)
+        return session
+
+    def pending(self, node="n1", **options):
+        session = self.session(cert={"n2": "host-two"}.get(node, node), **options)
+        answer = session.register(node)
+        check(answer.accepted, f"registration refused: {answer.reason}")
+        return session
+
+    def ready(self, node="n1", **options):
+        session = self.pending(node, **options)
+        answer = session.make_ready()
+        check(answer.ready, f"ready refused: {answer.reason}")
+        return session
+
+    def http(self, **options):
+        client = Http(self.edge, **options)
+        self.opened.append(client)
+        return client
+
+    def post(self, model="m1", path="/v1/chat/completions", headers=(), version="1.1", more=None, **options):
+        return self.http(**options).send(path, chat(model, **(more or {})), headers, version=version)
+
+    def call(self, session, model="m1", data=b'{"fine":1}'):
+        """One whole request, to show that everything still works."""
+        client = self.post(model)
+        session.tunnel().answer(data)
+        client.finish()
+        equal((client.status, bytes(client.body), client.ending), (200, data, "complete"), "a plain request")
+        client.close()
+
+    def in_flight(self, provider="p1", figure=0, timeout=4.0):
+        until(f"in_flight of {provider} is {figure}", lambda: self.edge.provider(provider)["in_flight"] == figure, timeout)
+
+    def held(self, count):
+        until(f"{count} leases are held", lambda: self.edge.metric("iop_edge_leases_held") == count)
+
+    def idle(self):
+        self.held(0)
+
+    def finish(self):
+        """Everything is let go; nothing may be left of the case at the Edge (leases, runs, waiters)."""
+        faults = []
+        for one in self.opened:
+            if isinstance(one, Session):
+                faults += one.faults
+            one.close()
+        check(not faults, f"the Edge broke the contract: {faults[:3]}")
+
+        def quiet():
+            now = self.edge.metrics()
+            return all(now[k] == 0 for k in ("iop_edge_leases_held", "iop_edge_runs", "iop_edge_sessions", "iop_edge_clients"))
+        until("the Edge holds no lease, run, node or client", quiet, 8)
+        granted = self.edge.metric("iop_edge_leases_granted_total")
+        equal(self.edge.metric("iop_edge_leases_returned_total"), granted, "leases returned, of those granted")
+        check(self.edge.process.poll() is None, "the Edge ended")
+
+
+# ---------------------------------------------------------------- identity
+
+def refused(t, **options):
+    """A peer that must not get as far as a registration: it sends one and gets no answer."""
+    registrations = t.edge.metric("iop_edge_node_registrations_total")
+    try:
+        session = t.session(**options)
+    except (ssl.SSLError, OSError, Closed) as error:
+        return str(error)
+    try:
+        session.send(rt.RegisterRequest(node_id="n1"), request=True)
+    except OSError:
+        pass
+    why = session.wait_closed()
+    equal([i.type for i in session.inbox if i], [], "answers to a refused peer")
+    equal(t.edge.metric("iop_edge_node_registrations_total"), registrations, "registrations")
+    return why
+
+
+# Proves [R-011]
+def test_peer_without_certificate_is_refused(t):
+    owner = t.ready()
+    refused(t, cert=None)
+    t.call(owner)
+
+
+# Proves [R-012]
+def test_peer_of_another_authority_is_refused(t):
+    owner = t.ready()
+    refused(t, cert="n1", ca_dir="other-pki")
+    t.call(owner)
+
+
+# Proves [R-013]
+def test_certificate_of_an_edge_is_refused(t):
+    owner = t.ready()
+    refused(t, cert="edge-2")
+    t.call(owner)
+
+
+# Proves [R-014]
+def test_certificate_of_an_unknown_name_is_refused(t):
+    owner = t.ready()
+    refused(t, cert="n-evil")
+    # n2 is a node id whose certificate says another name (host-two): the id is no identity.
+    refused(t, cert="n2")
+    t.call(owner)
+
+
+# Proves [R-014]
+def test_certificate_of_another_node_does_not_register(t):
+    owner = t.ready()
+    other = t.session(cert="host-two")
+    answer = other.register("n1")
+    check(not answer.accepted and answer.reason and not answer.HasField("config"), f"answer {answer}")
+    other.wait_closed()  # A-05: answered, then closed
+    t.call(owner)
+
+
+# Proves [R-007]
+def test_wrong_alpn_old_tls_and_plaintext_are_refused(t):
+    refused(t, alpn=None)
+    refused(t, alpn="h2")
+    refused(t, tls_max=ssl.TLSVersion.TLSv1_2)
+    with socket.create_connection((t.edge.host, t.edge.nodes), timeout=5) as plain:
+        plain.sendall(b"IOPEN/1\n" + frame(tp.Envelope(id=1, type="iop.RegisterRequest").SerializeToString()))
+        try:
+            while plain.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+    t.ready()
+
+
+# Proves [R-021]
+def test_unknown_node_id_is_refused_and_closed(t):
+    session = t.session()
+    answer = session.register("n-none")
+    check(not answer.accepted and answer.reason and not answer.HasField("config"), f"answer {answer}")
+    session.wait_closed()
+    t.ready()
+
+
+# ---------------------------------------------------------------- registration and readiness
+
+# Proves [R-021] [R-022] [R-023] [R-024] [R-025] [R-030] [R-035] [R-039] [R-280] [R-281] [R-282] [R-283] [R-284] [R-285] [R-353]
+def test_register_then_ready(t):
+    def pending_shape():
+        node = t.edge.node("n1")
+        check(node["connected"] is False, "connected before ready")
+        provider = next(p for p in node["providers"] if p["id"] == "p1")
+        figures = {k: v for k, v in provider.items() if isinstance(v, int) and not isinstance(v, bool)}
+        return (provider["status"], provider["health"], set(figures.values())) == ("unavailable", "offline", {0})
+
+    session = t.session()
+    answer = session.register("n1")
+    check(answer.accepted and not answer.reason, f"answer {answer}")
+    equal(answer.node_id, "n1", "node_id of the answer")
+    check(pending_shape(), "a pending node's provider is not shown as offline with zeros")
+    ready = session.make_ready(answer.node_id)
+    check(ready.ready and not ready.reason, f"answer {ready}")
+    until("n1 is connected", lambda: t.edge.node("n1")["connected"])
+    provider = t.edge.provider("p1")
+    equal((provider["status"], provider["health"], provider["capacity"], provider["in_flight"]), ("available", "available", 16, 0), "p1")
+    equal((provider["type"], provider["category"], provider["adapter"], provider["targets"]), ("openai_compat", "local_inference", "a1", ["t1"]), "p1")
+    off = t.edge.provider("p-off")
+    equal((off["capacity"], off["in_flight"], off["queued"]), (0, 0, 0), "figures of a disabled provider")
+    check(off["status"] not in ("available",), f"disabled provider with status {off['status']}")
+    session.close()
+    until("n1 is offline again", lambda: not t.edge.node("n1")["connected"] and pending_shape())
+    t.ready()
+    until("p1 is back", lambda: t.edge.provider("p1")["capacity"] == 16)
+
+
+# Proves [R-022] [R-292] [R-293] [R-294] [R-295] [R-297] [R-332] [R-344] [R-345]
+def test_configuration_carries_adapters_and_profile(t):
+    session = t.pending()
+    config = session.config
+    adapters = {a.name or a.type: a for a in config.adapters}
+    equal(sorted(adapters), ["a1", "named", "ollama"], "adapters")
+    equal(config.runtime.concurrency, 1, "runtime.concurrency")
+    plain, named = adapters["a1"], adapters["named"]
+    equal((plain.type, plain.WhichOneof("config"), plain.openai_compat.base_url), ("openai_compat", "openai_compat", "http://127.0.0.1:9"), "a1")
+    # D-54: the sum over the enabled providers of the adapter, referenced by a model or not.
+    equal(plain.capacity, 16 + 2 + 1 + 4 + 1 + 1 + 2 + 1, "capacity of a1")
+    equal((named.type, named.WhichOneof("config"), named.vllm.base_url, named.capacity), ("vllm", "vllm", "http://127.0.0.1:9/base", 2), "named")
+    profile = named.vllm.protocol_profile
+    equal((profile.id, profile.auth_header, profile.auth_prefix), ("prof-1", "x-secret", "Key "), "profile")
+    equal([(o.name, o.method, o.path) for o in profile.operations], [("chat_completions", "POST", "/served/chat")], "operations")
+    equal((named.options.on_cancel, named.options.pool_idle_ms, named.options.probe_path), ("drain", 1234, "/probe"), "options")
+    equal(adapters["ollama"].ollama.base_url, "http://127.0.0.1:9", "ollama")
+
+
+# Proves [R-004] [R-005] [R-006] [R-050]
+def test_second_node_id_is_refused_and_the_first_keeps_all(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b"data: 1\n\n")
+    client.wait_body(part=b"data: 1\n\n")
+    for second in ("n2", "n-none", ""):
+        number = session.send(rt.RegisterRequest(node_id=second), request=True)
+        answer = session.reply(number).message
+        check(not answer.accepted and answer.reason and not answer.HasField("config"), f"answer {answer}")
+    tunnel.body(b"data: [DONE]\n\n")
+    tunnel.end()
+    equal((bytes(client.finish().body), client.ending), (b"data: 1\n\ndata: [DONE]\n\n", "complete"), "the running answer")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+    t.call(session)
+    t.ready("n2")  # the id was not claimed
+    check(session.make_ready().ready, "the first binding is no longer ready")
+
+
+# Proves [R-004] [R-024]
+def test_same_node_id_again_changes_nothing(t):
+    session = t.pending()
+    first = session.config.SerializeToString(deterministic=True)
+    again = session.register("n1")
+    check(again.accepted, f"refused: {again.reason}")
+    equal(again.config.SerializeToString(deterministic=True), first, "payload of the repeated registration")
+    check(session.make_ready().ready, "not ready")
+    client = t.post()
+    tunnel = session.tunnel()
+    again = session.register("n1")  # A-03: also while ready, with a run
+    check(again.accepted, f"refused: {again.reason}")
+    equal(again.config.SerializeToString(deterministic=True), first, "payload of the repeated registration")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+    equal(t.grew("iop_edge_node_activations_total"), 1, "activations")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status of the running request")
+    t.call(session)
+
+
+# Proves [R-040] [R-041] [R-042] [R-043]
+def test_duplicate_ready_is_true_and_activates_nothing(t):
+    session = t.ready()
+    client = t.post("one")
+    tunnel = session.tunnel()
+    check(session.make_ready().ready, "a duplicate ready was refused")
+    equal(t.grew("iop_edge_node_activations_total"), 1, "activations")
+    t.in_flight("p-one", 1)
+    waiting = t.post("one")
+    t.wait_grew("iop_edge_queue_entries_total")
+    check(session.make_ready().ready, "a duplicate ready was refused")
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a duplicate ready dispatched beyond the capacity")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    session.tunnel().answer()
+    equal(waiting.finish().status, 200, "status")
+
+
+# Proves [R-038] [R-046] [R-355]
+def test_ready_of_another_or_no_id_is_false(t):
+    stranger = t.session()
+    number = stranger.send(rt.NodeReadyRequest(node_id="n1"), request=True)
+    answer = stranger.reply(number).message
+    check(not answer.ready and answer.reason, f"ready without registration: {answer}")
+    stranger.close()
+    session = t.pending()
+    for wrong in ("n2", ""):
+        answer = session.make_ready(wrong)
+        check(not answer.ready and answer.reason, f"ready as {wrong!r}: {answer}")
+    check(session.make_ready().ready, "the owner lost its place by a wrong id")
+    answer = session.make_ready("n2")
+    check(not answer.ready and answer.reason, f"ready as n2: {answer}")
+    t.call(session)
+
+
+# Proves [R-044] [R-045] [R-047] [R-078] [R-079] [R-355]
+def test_superseded_while_pending(t):
+    first = t.pending()
+    silent_owner = t.pending()    # supersedes the first
+    second = t.pending()          # and this one the second
+    claimed = time.monotonic()
+    answer = first.register("n1")  # states.md row 3: it does not claim the id back
+    check(not answer.accepted and answer.reason, f"registration on a superseded connection: {answer}")
+    answer = first.make_ready()
+    check(not answer.ready and answer.reason, f"ready of a superseded connection: {answer}")
+    first.wait_closed(6)
+    check(second.make_ready().ready, "the newest connection is not ready")
+    t.call(second)
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+    equal(t.grew("iop_edge_node_activations_total"), 1, "activations")
+    # D-60: without a ready it is closed 5 s after the claim, not before.
+    silent_owner.wait_closed(7)
+    check(time.monotonic() - claimed > 4.5, "the superseded connection was closed before its 5 s")
+    t.call(second)
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences after the superseded connections closed")
+
+
+# Proves [R-054] [R-055] [R-072] [R-073] [R-078] [R-079] [R-164] [R-280]
+def test_superseded_while_ready(t):
+    first = t.ready()
+    clients = [t.post() for _ in range(3)]
+    old = [first.tunnel() for _ in clients]
+    for tunnel in old:
+        tunnel.start(head=SSE)
+        tunnel.body(b"data: 1\n\n")
+    for client in clients:
+        client.wait_body(part=b"data: 1\n\n")
+    second = t.pending()
+    first.wait_closed()
+    for client in clients:
+        client.finish()
+        check(b"[DONE]" not in client.body and b"error" in client.body, f"end of a lost stream: {bytes(client.body)}")
+    t.idle()
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 3, "leases returned by the fence")
+    equal(t.grew("iop_edge_node_fences_total"), 1, "fences")
+    check(not t.edge.node("n1")["connected"], "connected while the new owner is pending")
+    check(second.make_ready().ready, "the new owner is not ready")
+    client = t.post()
+    tunnel = second.tunnel()
+    # Terminals of the old generation's runs, sent over the new connection: S-20.
+    for stale in old:
+        second.send(rt.ProviderTunnelFrame(run_id=stale.run_id, kind=END, sequence=3))
+    second.ping()
+    t.in_flight("p1", 1)
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    equal(t.grew("iop_edge_leases_returned_total"), 4, "leases returned")
+
+
+# Proves [R-031] [R-032] [R-042] [R-077] [R-285]
+def test_waiters_are_served_at_ready_and_not_before(t):
+    session = t.pending()
+    clients = [t.post("two") for _ in range(2)]
+    t.wait_grew("iop_edge_queue_entries_total", 2)
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a pending node got work")
+    check(session.make_ready().ready, "not ready")
+    for client in clients:
+        session.tunnel().answer()
+    for client in clients:
+        equal(client.finish().status, 200, "status")
+    order = [i.type for i in session.inbox if i]  # consumed ones are gone; faults would name a request before ready
+    check("iop.RunRequest" not in order, f"unexpected {order}")
+
+
+# Proves [R-025] [R-031] [R-032] [R-033] [R-034] [R-036] [R-049] [R-265] [R-352] [R-353] [R-354]
+def test_old_agent_stays_pending(t):
+    old = t.pending()
+    old.provider = Provider(old=True)
+    client = t.post()
+    client.head()  # queue_wait_ms
+    equal(client.status, 503, "status")
+    check(client.header("retry-after"), "503 without Retry-After (D-11)")
+    client.error()
+    old.ping()
+    check(not t.edge.node("n1")["connected"], "an agent that never said ready is connected")
+    equal([i.type for i in old.inbox if i and i.type not in ("iop.transport.Ping", "iop.transport.Pong")], [], "messages to a pending node")
+    equal(t.grew("iop_edge_node_activations_total"), 0, "activations")
+    check(not old.closed, f"the pending connection was closed: {old.closed}")
+
+
+# Proves [R-098] [R-099] [R-173]
+# Open: R-099: the path "equals the profile path" when an operation was selected; the client's path is sent.
+def test_agent_that_knows_no_operation_serves_by_path(t):
+    old = t.ready()
+    old.provider = Provider(old=True)
+    client = t.post("named")
+    equal(client.finish().status, 200, "status")
+    equal(old.provider.served, ["/served/chat"], "what the agent called")
+
+
+def test_registration_has_a_deadline_that_heartbeats_do_not_move(t):
+    began = time.monotonic()
+    silent = t.session(ping_every=0.1)
+    silent.ping()
+    silent.wait_closed(4)  # states.md row 15, registration_ms
+    check(time.monotonic() - began > 0.7, "closed before the deadline")
+    pending = t.pending()  # a pending owner has none: A-08
+    until("time passes", lambda: time.monotonic() - began > 2.5)
+    pending.ping()
+
+
+# ---------------------------------------------------------------- the tunnel
+
+# Proves [R-084] [R-085] [R-089] [R-093] [R-094] [R-095] [R-096] [R-102] [R-104] [R-116] [R-155] [R-221] [R-227] [R-233] [R-347]
+def test_request_as_the_node_sees_it(t):
+    session = t.ready()
+    sent = chat("m1", stream=True)
+    secrets = [("Authorization", "Bearer sk-marker"), ("X-Api-Key", "sk-marker"), ("Api-Key", "sk-marker"), ("Cookie", "c=sk-marker"),
+               ("Proxy-Authorization", "Basic sk-marker"), ("Connection", "keep-alive, X-Hop"), ("X-Hop", "sk-marker"), ("TE", "trailers"),
+               ("X-Mine", "kept"), ("Accept", "text/event-stream"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+               ("X-Request-Id", "req-1")]
+    client = t.http().send("/v1/chat/completions", sent, secrets)
+    tunnel = session.tunnel()
+    ask = tunnel.request
+    # Top level `model` becomes the target, everything else keeps its bytes, the nested one too (D-12, D-31).
+    equal(ask.body, sent.replace(b'"model" :  "m1"', b'"model" :  "t1"'), "body")
+    equal((ask.adapter, ask.target, ask.method, ask.path, ask.operation, ask.stream), ("a1", "t1", "POST", "/v1/chat/completions", "", True), "request")
+    equal((ask.timeout_sec, ask.response_stall_timeout_ms), (0, 0), "timeouts of a provider without any (A-59)")
+    check(not ask.credential_lease and not ask.HasField("credential_binding"), "a credential with the credential plane off")
+    names = {h.key.lower(): h.value for h in ask.headers}
+    for banned in ("authorization", "x-api-key", "api-key", "cookie", "proxy-authorization", "connection", "x-hop", "te", "content-length",
+                   "transfer-encoding", "host", "keep-alive"):
+        check(banned not in names, f"header {banned} reached the node (D-13)")
+    check(b"sk-marker" not in ask.SerializeToString(), "a client's secret reached the node")
+    equal((names.get("x-mine"), names.get("accept"), names.get("content-type")), (b"kept", b"text/event-stream", b"application/json"), "headers")
+    equal((names.get("traceparent"), names.get("x-request-id")), (b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", b"req-1"), "trace (D-26)")
+    check(b'"m1"' not in ask.SerializeToString().replace(ask.body, b""), "the client's model name travels outside the body")
+    tunnel.answer()
+    client.finish()
+    equal((client.status, client.header("x-request-id")), (200, [b"req-1"]), "answer")
+
+
+# Proves [R-097] [R-116] [R-155]
+def test_operation_and_timeouts_come_from_the_selected_provider(t):
+    session = t.ready()
+    client = t.post("named")
+    tunnel = session.tunnel()
+    ask = tunnel.request
+    equal((ask.adapter, ask.target, ask.operation, ask.method), ("named", "t-named", "chat_completions", "POST"), "request")
+    check(ask.path, "no path beside the operation")
+    equal((ask.timeout_sec, ask.response_stall_timeout_ms), (77, 4321), "timeouts")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    # Not in the profile: operation is empty and the path decides (D-09, D-62).
+    client = t.post("named", path="/v1/embeddings")
+    tunnel = session.tunnel()
+    equal((tunnel.request.operation, tunnel.request.path), ("", "/v1/embeddings"), "embeddings")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    client = t.post("m1", path="/v1/completions")
+    tunnel = session.tunnel()
+    equal((tunnel.request.operation, tunnel.request.path), ("", "/v1/completions"), "completions")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+
+
+ANSWER = (b'data: {"a":"\xed\x95\x9c\xea\xb5\xad\xec\x96\xb4 \xf0\x9f\x8c\x8d"}\r\n\r\n: comment\n\ndata:no space\ndata: two\n\n' + bytes(range(256))
+          + b'\xff\xfe broken utf-8 \xc3\n\nevent: x\ndata: {"usage":{"total_tokens":1}}\n\ndata: [DONE]\n\n')
+
+
+def exact(t, style, cut, data=ANSWER, head=SSE):
+    session = t.ready(style=style)
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=head)
+    tunnel.body(data, cut=cut)
+    tunnel.end()
+    client.finish()
+    equal((client.status, client.ending), (200, "complete"), "answer")
+    check(bytes(client.body) == data, f"the client got other bytes: {len(client.body)} of {len(data)}")
+    session.close()
+
+
+# Proves [R-001] [R-091] [R-105] [R-108]
+def test_bytes_are_exact_in_any_field_order(t):
+    for cut in (1, 7, 0):
+        exact(t, Style(reverse=True), cut)
+
+
+# Proves [R-001] [R-105]
+def test_bytes_are_exact_with_unknown_fields(t):
+    for style in (Style(unknown=True), Style(unknown=True, reverse=True), Style(unknown=True, pad=5)):
+        exact(t, style, 19)
+
+
+# Proves [R-001] [R-105]
+def test_bytes_are_exact_with_long_varints(t):
+    for pad in (2, 3, 4, 5):
+        exact(t, Style(pad=pad), 23)
+    exact(t, Style(pad=5, reverse=True, unknown=True), 23)
+
+
+# Proves [R-001] [R-105]
+def test_bytes_are_exact_with_a_record_per_byte(t):
+    exact(t, Style(record=1), 40)
+    exact(t, Style(record=1, reverse=True, unknown=True), 100)
+    exact(t, Style(record=3, segment=1), 100)
+
+
+# Proves [R-001] [R-105]
+def test_bytes_are_exact_in_any_tcp_segment(t):
+    big = Provider.big(120_000)
+    for segment in (1, 5, 1448, 16383, 16405, 16406):
+        exact(t, Style(segment=segment), 0 if segment > 5 else 300, data=big if segment > 1000 else ANSWER)
+    exact(t, Style(record=4095, segment=4096), 50_000, data=big)
+
+
+# Proves [R-001] [R-091] [R-105]
+def test_bytes_are_exact_when_a_whole_answer_is_one_write(t):
+    session = t.ready()
+    for style in (Style(), Style(reverse=True), Style(unknown=True)):
+        session.style = style
+        client = t.post()
+        tunnel = session.tunnel()
+        with session.corked():
+            tunnel.start(head=SSE)
+            tunnel.body(ANSWER, cut=11)
+            tunnel.end()
+        client.finish()
+        check(bytes(client.body) == ANSWER and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+
+
+# Proves [R-105] [R-108]
+def test_bytes_are_exact_for_bodies_of_every_size(t):
+    session = t.ready()
+    dice = random.Random(7)
+    data = Provider.big(3_000_000)
+    for cut in (65_535, 65_536, 262_144, 1_048_000, 0, lambda: dice.randint(1, 300_000)):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=[("content-type", "application/octet-stream")])
+        writer = threading.Thread(target=tunnel.body, args=(data, cut), daemon=True)
+        writer.start()
+        client.wait_body(size=len(data))
+        writer.join(5)
+        tunnel.end()
+        client.finish()
+        check(bytes(client.body) == data and client.ending == "complete", f"cut {cut}: {len(client.body)} bytes, {client.ending}")
+        client.close()
+    # Assembled: body first, up to 1 MiB. Cut through: unknown fields before and after a larger body.
+    for style, size in ((Style(reverse=True), 1_040_000), (Style(unknown=True), 2_500_000), (Style(unknown=True, pad=5), 2_500_000)):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=[("content-type", "application/octet-stream")])
+        writer = threading.Thread(target=tunnel.body, args=(data[:size],), kwargs={"style": style}, daemon=True)
+        writer.start()
+        client.wait_body(size=size)
+        writer.join(5)
+        tunnel.end()
+        client.finish()
+        check(bytes(client.body) == data[:size] and client.ending == "complete", f"{style}: {len(client.body)} bytes, {client.ending}")
+        client.close()
+
+
+# Proves [R-105] [R-108]
+def test_a_body_of_twenty_mebibytes_in_one_frame_is_cut_through(t):
+    session = t.ready()
+    data = Provider.big(20 << 20)  # D-02: up to 64 MiB when run_id, kind and sequence precede body
+    client = t.post(timeout=15)
+    tunnel = session.tunnel()
+    tunnel.start(head=[("content-type", "application/octet-stream"), ("content-length", str(len(data)))])
+    writer = threading.Thread(target=tunnel.body, args=(data,), daemon=True)
+    writer.start()
+    client.finish()
+    writer.join(5)
+    tunnel.end()
+    check(bytes(client.body) == data, f"{len(client.body)} bytes, {client.ending}")
+    t.call(session)
+
+
+# Proves [R-105] [R-106] [R-108] [R-110]
+def test_usage_metadata_and_empty_bodies_never_reach_the_client(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.usage()  # even before the head: it orders nothing
+    tunnel.start(head=SSE, metadata={"marker": "m-start"})
+    tunnel.body(b"")
+    tunnel.body(b"data: 1\n\n", metadata={"marker": "m-body"}, usage=rt.Usage(total_tokens=5))
+    tunnel.usage(3, 4, metadata={"marker": "m-usage"})
+    tunnel.body(b"", metadata={"marker": "m-empty"})
+    tunnel.body(b"data: [DONE]\n\n")
+    tunnel.usage(5, 6)
+    tunnel.end(usage=rt.Usage(total_tokens=11), metadata={"marker": "m-end"})
+    client.finish()
+    equal((client.status, bytes(client.body), client.ending), (200, b"data: 1\n\ndata: [DONE]\n\n", "complete"), "answer")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+def test_empty_answers(t):
+    session = t.ready()
+    for status, head in ((200, JSON), (200, JSON + [("content-length", "0")]), (204, []), (304, [("etag", '"x"')])):
+        client = t.post()
+        session.tunnel().answer(b"", status, head)
+        client.finish()
+        equal((client.status, bytes(client.body), client.ending), (status, b"", "complete"), f"{status} with {head}")
+        # The connection is in step: the next request on it is served.
+        client.send("/v1/chat/completions", chat("m1"))
+        session.tunnel().answer(b"next")
+        equal(bytes(client.finish().body), b"next", "the next answer on the connection")
+
+
+# Proves [R-105]
+def test_status_and_headers_pass_through(t):
+    session = t.ready()
+    head = [("Content-Type", "application/problem+json"), ("Set-Cookie", "a=1; Path=/"), ("Retry-After", "17"), ("Set-Cookie", "b=2"),
+            ("X-Latin", b"caf\xe9"), ("X-Empty", ""), ("Connection", "close, X-Gone"), ("X-Gone", "1"), ("Keep-Alive", "timeout=5"),
+            ("Transfer-Encoding", "chunked"), ("Upgrade", "h2c"), ("Proxy-Authenticate", "Basic"), ("Content-Encoding", "identity"), ("Set-Cookie", "c=3")]
+    for status in (200, 201, 400, 401, 404, 418, 429, 500, 503, 529):
+        client = t.post()
+        session.tunnel().answer(b'{"provider":"says"}', status, head)
+        client.finish()
+        equal((client.status, bytes(client.body), client.ending), (status, b'{"provider":"says"}', "complete"), "answer")
+        equal(client.header("set-cookie"), [b"a=1; Path=/", b"b=2", b"c=3"], "duplicates in order")
+        equal((client.header("x-latin"), client.header("retry-after"), client.header("content-type"), client.header("x-empty")),
+              ([b"caf\xe9"], [b"17"], [b"application/problem+json"], [b""]), "headers")
+        for banned in ("x-gone", "keep-alive", "upgrade", "proxy-authenticate"):
+            check(not client.header(banned), f"{banned} reached the client")
+        check(len(client.header("transfer-encoding")) + len(client.header("content-length")) == 1, "framing of the answer (D-28)")
+        check(not client.header("x-iop-error-source"), "a provider's answer is marked as an error of the gateway")
+        client.close()
+
+
+def test_each_body_frame_reaches_the_client_before_the_next_is_sent(t):
+    session = t.ready()
+    for kind in (SSE, [("content-type", "application/x-ndjson")], [("content-type", "application/octet-stream")], []):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=kind)
+        client.head()  # the head alone, before any body
+        for n in range(5):
+            tunnel.body(b"%d\n" % n)
+            client.wait_body(part=b"%d\n" % n)
+        tunnel.end()
+        equal(client.finish().ending, "complete", "end")
+
+
+def test_http_1_0_clients_get_the_bytes_until_close(t):
+    session = t.ready()
+    client = t.post(version="1.0")
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(ANSWER, cut=50)
+    tunnel.end()
+    client.finish()
+    check(not client.header("transfer-encoding"), "chunks for HTTP/1.0")
+    equal((bytes(client.body), client.ending), (ANSWER, "complete"), "answer")
+    client = t.post(version="1.0")
+    tunnel = session.tunnel()
+    tunnel.start(head=JSON)
+    tunnel.body(b"half")
+    client.wait_body(part=b"half")
+    tunnel.error("provider broke")
+    equal(client.finish().ending, "reset", "end of a broken HTTP/1.0 answer (D-28)")
+
+
+# Proves [R-092]
+def test_standard_http_clients_are_served(t):
+    session = t.ready()
+    session.provider = Provider()
+    url = f"http://{t.edge.host}:{t.edge.clients}/v1/chat/completions"
+    body = b'{"model":"m1","do":"sse","count":200}'
+    ask = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(ask, timeout=10) as answer:
+        equal(answer.read(), Provider.events(200), "events")
+    connection = http.client.HTTPConnection(t.edge.host, t.edge.clients, timeout=10)
+    for n in range(20):
+        connection.request("POST", "/v1/chat/completions", b'{"model":"m1","do":"echo","n":%d}' % n, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        equal((answer.status, answer.read()), (200, b'{"model":"t1","do":"echo","n":%d}' % n), "echo")
+    connection.request("POST", "/v1/chat/completions", b'{"model":"m1","do":"big","size":5000000}', {"content-type": "application/json"})
+    check(connection.getresponse().read() == Provider.big(5_000_000), "big answer")
+    connection.close()
+
+
+# Proves [R-002] [R-053]
+def test_interleaved_tunnels_keep_to_themselves(t):
+    session = t.ready()
+    clients = [t.post(more={"mark": n}) for n in range(12)]
+    tunnels = {}
+    for _ in clients:
+        tunnel = session.tunnel()
+        tunnels[json.loads(tunnel.request.body)["mark"]] = tunnel
+    dice = random.Random(3)
+    expected = {n: b"" for n in tunnels}
+    with session.corked():
+        for n, tunnel in tunnels.items():
+            tunnel.start(head=SSE)
+    for turn in range(30):
+        with session.corked():
+            for n in dice.sample(sorted(tunnels), 9):
+                piece = b"<%d:%d>" % (n, turn) * dice.randint(1, 40)
+                expected[n] += piece
+                tunnels[n].body(piece)
+    session.ping()
+    for n in sorted(tunnels, reverse=True):
+        tunnels[n].end()
+    for n, client in enumerate(clients):
+        check(bytes(client.finish().body) == expected[n] and client.ending == "complete", f"answer {n} is not its own")
+
+
+# Proves [R-082] [R-083] [R-086] [R-116] [R-234] [R-237]
+# Open: R-234: an Ollama/native provider is served by RunRequest; ProviderTunnelRequest is sent.
+def test_native_provider_gets_a_run_request(t):
+    session = t.ready()
+    client = t.post("native")
+    item = session.wait("a request", lambda i: i.type in ("iop.RunRequest", "iop.ProviderTunnelRequest"))
+    equal(item.type, "iop.RunRequest", "family for a native provider")
+    run = session.runs[item.message.run_id]
+    ask = run.request
+    equal((ask.adapter, ask.target, ask.response_stall_timeout_ms, ask.timeout_sec), ("ollama", "t-native", 2222, 0), "request")
+    given = json.loads(ask.input)
+    check("model" not in given and given["messages"][0]["role"] == "user", f"input {shorten(ask.input)}")  # D-50
+    run.event("start")
+    run.event("delta", delta="안녕")
+    run.event("complete", usage=rt.Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2))
+    client.finish()
+    equal(client.status, 200, "status")
+    equal(json.loads(client.body)["choices"][0]["message"]["content"], "안녕", "content")
+
+
+# ---------------------------------------------------------------- order of frames
+
+# Proves [R-091]
+def test_first_sequence_may_be_zero_or_one(t):
+    session = t.ready()
+    for first in (0, 1):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=JSON, seq=first)
+        tunnel.body(b"{}")
+        tunnel.end()
+        equal((client.finish().status, client.ending, bytes(client.body)), (200, "complete", b"{}"), f"first sequence {first}")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+# Proves [R-087]
+def test_unknown_frame_kinds_count_in_the_sequence_and_go_nowhere(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.send(0)
+    tunnel.start(head=SSE)
+    tunnel.send(6, body=b"data: not this\n\n")
+    tunnel.body(b"data: 1\n\n")
+    tunnel.send(77, body=b"data: nor this\n\n", status_code=500)
+    tunnel.end()
+    equal((bytes(client.finish().body), client.ending), (b"data: 1\n\n", "complete"), "answer")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+def violation(t, misstep, before_head=False, terminal=False, head=SSE):
+    """One stream breaks its form (A-29): the run fails, a CancelRequest goes out unless the frame was terminal, the
+    lease stays until a terminal and comes back once, the connection and its other runs go on."""
+    session = t.ready()
+    neighbour = t.post()
+    other = session.tunnel()
+    other.start(head=SSE)
+    other.body(b"data: a\n\n")
+    client = t.post("one")
+    tunnel = session.tunnel()
+    if not before_head:
+        tunnel.start(head=head)
+        tunnel.body(b"data: 1\n\n")
+        client.wait_body(part=b"data: 1\n\n")
+    misstep(tunnel)
+    if before_head:
+        client.head()
+        check(client.status and client.status >= 500, f"status {client.status}")
+        client.error()
+    else:
+        client.finish()
+        check(b"[DONE]" not in client.body and client.body.startswith(b"data: 1\n\n"), f"body {bytes(client.body)}")
+        check(any(b"error" in e for e in sse_events(bytes(client.body))[1:]), f"no error event (D-10): {bytes(client.body)}")
+    if terminal:
+        t.held(1)  # the neighbour's
+        session.ping()
+        check(not tunnel.cancelled.is_set(), "CancelRequest after a terminal")
+    else:
+        tunnel.wait_cancel()
+        t.held(2)  # D-08: only a terminal or a fence frees it
+        queued = t.post("one")
+        t.wait_grew("iop_edge_queue_entries_total")
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "the lease of a cancelled run was given away")
+        tunnel.error("cancelled")
+        session.tunnel().answer()
+        equal(queued.finish().status, 200, "status of the request that waited")
+    other.body(b"data: [DONE]\n\n")
+    other.end()
+    equal((bytes(neighbour.finish().body), neighbour.ending), (b"data: a\n\ndata: [DONE]\n\n", "complete"), "the neighbour's answer")
+    t.call(session, "one")
+    t.in_flight("p-one", 0)
+    check(t.grew("iop_edge_stream_violations_total") >= 1, "the violation is not counted")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-162] [R-174]
+def test_sequence_gap_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.body(b"data: 2\n\n", seq=9))
+
+
+# Proves [R-162] [R-174]
+def test_sequence_repeat_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.body(b"data: 2\n\n", seq=2))
+
+
+# Proves [R-162]
+def test_first_sequence_of_two_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.start(head=SSE, seq=2), before_head=True)
+
+
+# Proves [R-107] [R-162]
+def test_second_head_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.start(head=SSE))
+
+
+# Proves [R-162]
+def test_body_before_the_head_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.body(b"data: 1\n\n"), before_head=True)
+
+
+# Proves [R-162] [R-174]
+def test_end_before_the_head_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.end(), before_head=True, terminal=True)
+
+
+# Proves [R-162] [R-174]
+def test_terminal_with_a_gap_fails_the_run_and_returns_the_lease(t):
+    violation(t, lambda tunnel: tunnel.end(seq=9), terminal=True)
+
+
+# Proves [R-092] [R-162]
+def test_run_event_on_a_tunnel_fails_the_run_alone(t):
+    violation(t, lambda tunnel: tunnel.event("delta", delta="never in the body"))
+
+
+# Proves [R-092] [R-162] [R-174]
+def test_terminal_run_event_on_a_tunnel_returns_the_lease(t):
+    violation(t, lambda tunnel: tunnel.event("complete"), terminal=True)
+
+
+# Proves [R-109] [R-162] [R-164]
+def test_nothing_counts_after_a_terminal(t):
+    session = t.ready()
+    held = t.post("one")
+    first = session.tunnel()
+    first.start(head=SSE)
+    first.body(b"data: 1\n\n")
+    with session.corked():  # two terminals and more, in one record
+        first.end()
+        first.end()
+        first.error("late")
+        first.body(b"data: late\n\n")
+        first.start(head=SSE)
+        first.usage()
+        first.event("complete")
+    equal((bytes(held.finish().body), held.ending), (b"data: 1\n\n", "complete"), "answer")
+    t.idle()
+    equal(t.grew("iop_edge_leases_returned_total"), 1, "leases returned")
+    client = t.post("one")
+    tunnel = session.tunnel()
+    first.end()  # the slot is another run's now
+    first.error("late")
+    session.ping()
+    t.in_flight("p-one", 1)
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    equal(t.grew("iop_edge_leases_returned_total"), 2, "leases returned")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-164]
+def test_frames_of_unknown_runs_change_nothing(t):
+    session = t.ready()
+    client = t.post("one")
+    tunnel = session.tunnel()
+    for run_id in ("", "x", "0" * 32, "f" * 32, tunnel.run_id.upper() if tunnel.run_id.upper() != tunnel.run_id else "A" * 32,
+                   tunnel.run_id + "0", tunnel.run_id[:-1], tunnel.run_id[:-1] + ("0" if tunnel.run_id[-1] != "0" else "1"), "é" * 16):
+        session.send(rt.ProviderTunnelFrame(run_id=run_id, kind=BODY, sequence=1, body=b"stray"))
+        session.send(rt.ProviderTunnelFrame(run_id=run_id, kind=END, sequence=2))
+        session.send(rt.RunEvent(run_id=run_id, type="complete"))
+    session.ping()
+    t.in_flight("p-one", 1)
+    tunnel.answer(b"mine")
+    equal((client.finish().status, bytes(client.body)), (200, b"mine"), "answer")
+    equal(t.grew("iop_edge_leases_returned_total"), 1, "leases returned")
+
+
+def test_more_than_a_hundred_violations_a_minute_close_the_session(t):
+    session = t.ready()
+    client = t.post()
+    session.tunnel()
+    for n in range(100):
+        session.send(rt.ProviderTunnelFrame(run_id="%032x" % n, kind=END, sequence=1))
+    session.ping()  # D-41: more than 100, so a hundred are borne
+    try:
+        for n in range(60):
+            session.send(rt.ProviderTunnelFrame(run_id="%032x" % (n + 100), kind=END, sequence=1))
+    except OSError:
+        pass
+    session.wait_closed()
+    client.head()
+    equal(client.status, 503, "status of the request whose node was fenced")
+    equal(t.grew("iop_edge_node_fences_total"), 1, "fences")
+    t.idle()
+
+
+# ---------------------------------------------------------------- errors of the node and the provider
+
+# Proves [R-109] [R-162] [R-174]
+def test_error_before_the_head(t):
+    session = t.ready()
+    for text, codes in (("provider broke somehow", (502, 503, 504)), ("", (502, 503, 504)), ("draining", (503,))):
+        client = t.post("one")
+        session.tunnel().error(text)
+        client.head()
+        check(client.status in codes, f"{text!r} became {client.status}, not one of {codes} (D-40)")
+        check(client.error(), "no error")
+        if client.status == 503:
+            check(client.header("retry-after"), "503 without Retry-After (D-11)")
+        t.held(0)
+
+
+# Proves [R-109]
+def test_error_after_the_head(t):
+    session = t.ready()
+    # Event streams: one event in the surface's shape, a clean end, no [DONE] (D-10).
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b"data: 1\n\n")
+    tunnel.error("provider broke")
+    client.finish()
+    equal(client.ending, "complete", "end of the stream")
+    events = sse_events(bytes(client.body))
+    equal((events[0], len(events)), (b"1", 2), f"events of {bytes(client.body)}")
+    check(json.loads(events[1])["error"]["message"], "error event")
+    # Anything else: the connection is aborted.
+    for head, body in ((JSON, b'{"half'), (JSON + [("content-length", "100")], b'{"half'), ([], b"half")):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=head)
+        tunnel.body(body)
+        client.wait_body(part=body)
+        tunnel.error("provider broke")
+        client.finish()
+        equal((client.ending, bytes(client.body)), ("reset", body), f"end of a broken answer with {head}")
+    t.idle()
+
+
+# Proves [R-109]
+def test_error_event_is_an_event_even_after_half_an_event(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b'data: 1\n\ndata: {"half":"of an ev')
+    tunnel.error("provider broke")
+    client.finish()
+    last = sse_events(bytes(client.body))[-1]
+    try:
+        found = json.loads(last)
+    except ValueError:
+        raise Wrong(f"the last event is {last}: no client can read the error (D-10, one in-band error event)")
+    check(found["error"]["message"], "error event")
+
+
+def test_content_length_is_kept(t):
+    session = t.ready()
+    for length, bodies in ((6, [b"12345"]), (4, [b"12345"]), (4, [b"1234", b"5"]), (0, [b"1"])):
+        client = t.post("one")
+        tunnel = session.tunnel()
+        tunnel.start(head=JSON + [("content-length", str(length))])
+        client.head()
+        with session.corked():
+            for body in bodies:
+                tunnel.body(body)
+            tunnel.end()
+        client.finish()
+        # D-28: fewer bytes at END and more bytes both abort; what a client has got by then is a part of the length.
+        check(client.raw == b"" and b"12345"[:length].startswith(bytes(client.body)), f"length {length}: body {bytes(client.body)} {bytes(client.raw)}")
+        if length > 5:
+            equal(client.ending, "reset", "an answer that stops before its length")
+        t.held(0)
+        client.close()
+    t.in_flight("p-one", 0)
+    t.call(session, "one")
+
+
+# ---------------------------------------------------------------- cancel
+
+# Proves [R-246] [R-251] [R-253] [R-162]
+def test_client_leaves_in_every_phase(t):
+    session = t.ready()
+    for phase in ("before the head", "after the head", "in the body"):
+        for abort in (False, True):
+            client = t.post("one")
+            tunnel = session.tunnel()
+            if phase != "before the head":
+                tunnel.start(head=SSE)
+                client.head()
+            if phase == "in the body":
+                tunnel.body(b"data: 1\n\n")
+                client.wait_body(part=b"data: 1\n\n")
+            left = time.monotonic()
+            client.close(abort=abort)
+            tunnel.wait_cancel()
+            check(time.monotonic() - left < 1, f"{phase}: cancelled only after {time.monotonic() - left:.2f} s")
+            t.held(1)  # until the terminal
+            if phase == "before the head":
+                tunnel.start(head=SSE)
+            tunnel.body(b"data: nobody reads this\n\n", cut=5)
+            tunnel.error("cancelled")
+            t.held(0)
+    t.in_flight("p-one", 0)
+    t.call(session, "one")
+    equal(t.grew("iop_edge_cancels_sent_total"), 6, "cancels")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+# Proves [R-246]
+def test_client_that_closes_its_sending_side_has_left(t):
+    session = t.ready()
+    client = t.post("one")
+    tunnel = session.tunnel()
+    client.sock.shutdown(socket.SHUT_WR)  # D-27
+    tunnel.wait_cancel()
+    tunnel.error("cancelled")
+    t.in_flight("p-one", 0)
+
+
+# Proves [R-162] [R-246]
+def test_cancel_crossing_an_end(t):
+    session = t.ready()
+    for _ in range(20):
+        client = t.post("one")
+        tunnel = session.tunnel()
+        tunnel.start(head=SSE)
+        client.head()
+        client.close(abort=True)
+        tunnel.end()  # at the same time; a cancel may or may not come
+    t.in_flight("p-one", 0)
+    equal(t.grew("iop_edge_leases_returned_total"), 20, "leases returned")
+    t.call(session, "one")
+
+
+# Proves [R-247]
+def test_response_wait_ends_the_request_and_cancels(t):
+    session = t.ready()
+    client = t.post("brief")
+    began = time.monotonic()
+    tunnel = session.tunnel()
+    client.head()
+    equal(client.status, 504, "status")
+    check(0.4 < time.monotonic() - began < 3, f"after {time.monotonic() - began:.2f} s, not 0.6 s")
+    client.error()
+    tunnel.wait_cancel()
+    t.held(1)
+    tunnel.answer(b"too late")
+    t.held(0)
+    # Frames move the deadline; silence after one ends an event stream in band.
+    client = t.post("brief")
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    for n in range(4):
+        began = time.monotonic()
+        until("time passes", lambda: time.monotonic() - began > 0.35)
+        tunnel.body(b"data: %d\n\n" % n)
+        client.wait_body(part=b"data: %d\n\n" % n)
+    client.finish()
+    check(b"error" in client.body and b"[DONE]" not in client.body, f"body {bytes(client.body)}")
+    tunnel.wait_cancel()
+    tunnel.error("cancelled")
+    t.in_flight("p-brief", 0)
+
+
+# Proves [R-248] [R-246]
+def test_client_that_reads_nothing_is_cut_and_others_go_on(t):
+    session = t.ready()
+    slow = t.post(receive_buffer=4096)
+    tunnel = session.tunnel()
+    tunnel.start(head=[("content-type", "application/octet-stream")])
+    neighbour = t.post()
+    other = session.tunnel()
+    other.start(head=SSE)
+    # More than the socket takes and less than the output pool of 32 MiB.
+    tunnel.body(Provider.big(12 << 20), cut=262_144)
+    n = 0
+    deadline = time.monotonic() + 8
+    while not tunnel.cancelled.is_set():  # write_stall_ms
+        check(time.monotonic() < deadline, "a client that reads nothing is never cut (D-06)")
+        other.body(b"data: %d\n\n" % n)
+        neighbour.wait_body(part=b"data: %d\n\n" % n)
+        n += 1
+        tunnel.cancelled.wait(0.05)
+    tunnel.error("cancelled")
+    other.end()
+    equal(neighbour.finish().ending, "complete", "the neighbour's answer")
+    check(t.grew("iop_edge_failures_total", reason="client_too_slow") == 1, "client_too_slow is not counted")
+
+
+# ---------------------------------------------------------------- capacity and queue
+
+# Proves [R-174] [R-239] [R-240] [R-269] [R-271]
+def test_capacity_and_fifo(t):
+    session = t.ready()
+    clients, order = [], []
+    for n in range(5):
+        clients.append(t.post("one", more={"mark": n}))
+        t.wait_grew("iop_edge_submits_total", n + 1)
+    until("one runs and four wait", lambda: (lambda p: p["in_flight"] == 1 and p["queued"] == 4)(t.edge.provider("p-one")))
+    for n in range(5):
+        tunnel = session.tunnel()
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "two at once on a capacity of one")
+        order.append(json.loads(tunnel.request.body)["mark"])
+        tunnel.answer()
+    equal(order, [0, 1, 2, 3, 4], "order of service")
+    for client in clients:
+        equal(client.finish().status, 200, "status")
+    t.in_flight("p-one", 0)
+
+
+# Proves [R-240] [R-241] [R-238]
+def test_capacity_not_concurrency_is_the_gate(t):
+    session = t.ready()  # its configuration says concurrency 1
+    clients = [t.post("two") for _ in range(3)]
+    tunnels = [session.tunnel(), session.tunnel()]
+    t.wait_grew("iop_edge_queue_entries_total")
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "three at once on a capacity of two")
+    tunnels[1].answer()
+    tunnels.append(session.tunnel())
+    tunnels[0].answer()
+    tunnels[2].answer()
+    for client in clients:
+        equal(client.finish().status, 200, "status")
+
+
+# Proves [R-271]
+def test_queue_is_bounded_in_number_and_time(t):
+    session = t.ready()
+    first = t.post("one")
+    tunnel = session.tunnel()
+    waiting = [t.post("one") for _ in range(6)]  # queue_waiters_max
+    t.wait_grew("iop_edge_queue_entries_total", 6)
+    extra = t.post("one").head()
+    equal(extra.status, 429, "status of the seventh waiter")
+    check(extra.header("retry-after"), "429 without Retry-After (D-30)")
+    extra.error()
+    for client in waiting:  # queue_wait_ms
+        equal(client.head().status, 503, "status after the wait")
+        check(client.header("retry-after"), "503 without Retry-After (D-11)")
+        client.error()
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a waiter that timed out was dispatched")
+    tunnel.answer()
+    equal(first.finish().status, 200, "status")
+    t.call(session, "one")
+
+
+# Proves [R-246] [R-271]
+def test_waiters_that_left_are_never_dispatched(t):
+    session = t.ready()
+    first = t.post("one")
+    tunnel = session.tunnel()
+    waiting = []
+    for n in range(4):
+        waiting.append(t.post("one", more={"mark": n}))
+        t.wait_grew("iop_edge_queue_entries_total", n + 1)
+    for client in waiting[:3]:
+        client.close(abort=True)
+    t.wait_grew("iop_edge_clients_gone_total", 3, phase="waiting")
+    tunnel.answer()
+    last = session.tunnel()
+    equal(json.loads(last.request.body)["mark"], 3, "who is served after three left")
+    last.answer()
+    equal((first.finish().status, waiting[3].finish().status), (200, 200), "status")
+    equal(t.grew("iop_edge_leases_granted_total"), 2, "leases granted")
+    equal(len(session.cancels), 0, "cancels for requests that were never sent")
+
+
+# Proves [R-270] [R-272]
+def test_long_requests_have_their_own_bound(t):
+    session = t.ready()
+    padding = {"pad": "x" * 5000}
+    long1 = t.post("long", more={**padding, "mark": "l1"})
+    first = session.tunnel()
+    long2 = t.post("long", more={**padding, "mark": "l2"})
+    t.wait_grew("iop_edge_queue_entries_total")
+    until("one long runs, one waits", lambda: (lambda p: (p["in_flight"], p["long_in_flight"], p["queued"], p["long_queued"]) == (1, 1, 1, 1))(
+        t.edge.provider("p-long")))
+    short = t.post("long", more={"mark": "s"})  # passes the long one that waits (D-16)
+    tunnel = session.tunnel()
+    equal(json.loads(tunnel.request.body)["mark"], "s", "who is served")
+    tunnel.answer()
+    first.answer()
+    session.tunnel().answer()
+    equal([c.finish().status for c in (long1, long2, short)], [200] * 3, "status")
+
+
+# Proves [R-232] [R-238] [R-074]
+def test_a_group_over_two_nodes(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    clients = [t.post("both") for _ in range(4)]
+    tunnels = [one.tunnel(), one.tunnel(), two.tunnel(), two.tunnel()]  # least loaded first: two each
+    for tunnel in tunnels:
+        tunnel.answer()
+    equal([c.finish().status for c in clients], [200] * 4, "status")
+    two.close(abort=True)
+    until("n2 is offline", lambda: not t.edge.node("n2")["connected"])
+    clients = [t.post("both") for _ in range(2)]
+    for _ in clients:
+        one.tunnel().answer()
+    equal([c.finish().status for c in clients], [200] * 2, "status")
+
+
+def test_models_without_any_provider_fail_at_once(t):
+    t.ready()
+    for model, status in (("none", 503), ("off", 503), ("never-heard-of", 404)):
+        client = t.post(model).head()
+        equal(client.status, status, f"model {model} (D-11)")
+        client.error()
+
+
+# ---------------------------------------------------------------- the node is lost
+
+def lost(t, lose):
+    """Streams in every phase when their node goes: D-10, and 503 before the head (D-11)."""
+    session = t.ready()
+    plans = {"sse": (SSE, b"data: 1\n\n"), "length": (JSON + [("content-length", "50")], b'{"half'), "chunks": (JSON, b'{"half'), "nothing": None}
+    clients = {name: t.post() for name in plans}
+    for client in clients.values():
+        client.tunnel = None
+    tunnels = [session.tunnel() for _ in plans]
+    # Which tunnel is whose does not matter: the first three get the three kinds of answer.
+    for tunnel, plan in zip(tunnels, plans.values()):
+        if plan:
+            tunnel.start(head=plan[0])
+            tunnel.body(plan[1])
+    session.ping()
+    lose(session)
+    seen = []
+    for client in clients.values():
+        client.finish()
+        kind = (client.header("content-type") or [b""])[0]
+        if client.status == 503:
+            check(client.header("retry-after"), "503 without Retry-After (D-11)")
+            client.error()
+            seen.append("nothing")
+        elif kind.startswith(b"text/event-stream"):
+            equal(client.ending, "complete", "end of the event stream")
+            events = sse_events(bytes(client.body))
+            check(events[0] == b"1" and len(events) == 2 and json.loads(events[1])["error"]["message"], f"events {events}")
+            check(b"[DONE]" not in client.body, "[DONE] after a loss")
+            seen.append("sse")
+        else:
+            equal((client.ending, bytes(client.body)), ("reset", b'{"half'), "a broken answer")
+            seen.append("length" if client.header("content-length") else "chunks")
+    equal(sorted(seen), sorted(plans), "the four answers")
+    t.idle()
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 4, "leases returned by the fence")
+    equal(t.grew("iop_edge_node_fences_total"), 1, "fences")
+    until("n1 is offline", lambda: not t.edge.node("n1")["connected"])
+    equal(t.edge.provider("p1")["in_flight"], 0, "in_flight")
+    t.call(t.ready())
+
+
+# Proves [R-070] [R-073] [R-074] [R-076] [R-285]
+def test_node_resets_in_the_middle_of_streams(t):
+    lost(t, lambda session: session.close(abort=True))
+
+
+# Proves [R-070] [R-073] [R-074]
+def test_node_closes_cleanly_in_the_middle_of_streams(t):
+    lost(t, lambda session: session.close())
+
+
+# Proves [R-071] [R-073] [R-074]
+def test_silent_node_is_dead_after_the_timeout(t):
+    def fall_silent(session):
+        session.mute = True
+        session.wait_closed(6)  # dead_ms
+    lost(t, fall_silent)
+
+
+# Proves [R-070] [R-073]
+def test_node_lost_in_the_middle_of_an_envelope(t):
+    def half(session):
+        tunnel = next(iter(session.runs.values()))
+        data = frame(Style().encode(tp.Envelope(type="iop.ProviderTunnelFrame", payload=tunnel.frame(BODY, body=b"data: [DONE]\n\n").SerializeToString())))
+        session.raw(data[:20])
+        session.close(abort=True)
+    lost(t, half)
+
+
+# Proves [R-072] [R-078]
+def test_loss_of_a_pending_node_fences_nothing(t):
+    pending = t.pending("n2")
+    owner = t.ready("n1")
+    pending.close(abort=True)
+    t.call(owner)
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# ---------------------------------------------------------------- heartbeat, unknown and wrong messages
+
+def test_ping_and_pong(t):
+    early = t.session()
+    early.ping()  # legal from the verified identity on
+    early.close()
+    session = t.session(ping_every=0)
+    session.send(tp.Ping(seq=2**64 - 1))
+    session.wait("the greatest seq", lambda i: i.type == "iop.transport.Pong" and i.message.seq == 2**64 - 1)
+    session.register("n1")
+    check(session.make_ready().ready, "not ready")
+    # The Edge pings when it has written nothing for heartbeat_ms, and lives on our pongs alone.
+    for _ in range(6):
+        session.wait("a ping of the Edge", lambda i: i.type == "iop.transport.Ping", 2)
+    session.send(tp.Pong(seq=99))  # nobody asked
+    t.call(session)
+
+
+# Proves [R-001]
+def test_unknown_messages_are_ignored_once_registered(t):
+    session = t.pending()
+    def strange():
+        for name in ("iop.FutureThing", "iop.transport.Future", "other.package.RunEvent", "", "RunEvent", "iop.RunEvent2", "x" * 300):
+            session.send_payload(name, b"\x00\xff not protobuf at all", number=7)
+        session.ping()
+    strange()
+    check(session.make_ready().ready, "not ready")
+    client = t.post()
+    tunnel = session.tunnel()
+    strange()
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    equal(t.grew("iop_edge_envelopes_ignored_total"), 14, "ignored envelopes")
+
+
+def test_frames_of_a_pending_node_are_dropped(t):
+    session = t.pending()  # states.md row 10
+    session.send(rt.ProviderTunnelFrame(run_id="0" * 32, kind=END, sequence=1))
+    session.send(rt.RunEvent(run_id="0" * 32, type="complete"))
+    session.send(rt.NodeCommandResponse(command_id="x"), reply_to=5)
+    session.send(rt.NodeConfigRefreshResponse(request_id="x"), reply_to=5)
+    session.send(tp.GoAway(grace_ms=5))  # row 19: no effect on a pending node
+    session.ping()
+    check(session.make_ready().ready, "not ready")
+    t.call(session)
+
+
+def test_answers_nobody_asked_for_are_dropped(t):
+    session = t.ready()
+    session.send(rt.NodeCommandResponse(command_id="x", type=CAPABILITIES, result={"provider_status": "available"}), reply_to=12345)
+    session.send(rt.NodeConfigRefreshResponse(request_id="x", status=rt.NODE_CONFIG_REFRESH_STATUS_APPLIED), reply_to=12345)
+    session.ping()
+    t.call(session)
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+def closes(t, send, register=True):
+    """A ready node that sends this is cut off and fenced: its one run ends, its lease comes back once."""
+    session = t.ready()
+    client = t.post("one")
+    tunnel = session.tunnel()
+    try:
+        send(session, tunnel)
+    except OSError:
+        pass
+    session.wait_closed()
+    client.finish()
+    check(client.status != 200 or client.ending == "reset", f"answer {client.status}, {client.ending}: {bytes(client.body)}")
+    t.idle()
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 1, "leases returned by the fence")
+    equal(t.grew("iop_edge_node_fences_total"), 1, "fences")
+    t.call(t.ready())
+
+
+def test_messages_in_the_wrong_direction_close_and_fence(t):
+    wrong = [rt.RegisterResponse(accepted=True), rt.NodeReadyResponse(ready=True), rt.RunRequest(run_id="x"), rt.ProviderTunnelRequest(run_id="x"),
+             rt.CancelRequest(run_id="x"), rt.NodeCommandRequest(command_id="x"), rt.NodeConfigRefreshRequest(request_id="x"), tp.Window(run_id="x")]
+    for message in wrong:
+        sub = Case(t.edge)
+        try:
+            closes(sub, lambda session, tunnel: session.send(message))
+            sub.finish()
+        except (Wrong, Late, Closed) as error:
+            raise Wrong(f"{message.DESCRIPTOR.full_name}: {error}")
+        finally:
+            for one in sub.opened:
+                one.close()
+
+
+def test_messages_before_registration_close(t):
+    owner = t.ready()
+    for message in (rt.RunEvent(run_id="x", type="complete"), rt.ProviderTunnelFrame(run_id="x"), rt.NodeCommandResponse(command_id="x"),
+                    rt.NodeConfigRefreshResponse(request_id="x"), tp.GoAway(), tp.Features(window=True)):
+        session = t.session()
+        session.send(message)
+        session.wait_closed()
+        session.close()
+    session = t.session()
+    session.send_payload("iop.FutureThing", b"")
+    session.wait_closed()
+    equal(t.grew("iop_edge_failures_total", reason="registration_timeout"), 0, "connections that waited for their registration deadline instead")
+    t.call(owner)
+
+
+def envelope(kind, payload, extra=b""):
+    return frame(length_delimited(3, kind.encode()) + length_delimited(4, payload) + extra)
+
+
+MALFORMED = {
+    "an envelope of random bytes": lambda run: frame(b"\xff" * 40),
+    "an envelope cut off in a field": lambda run: frame(length_delimited(3, b"iop.RunEvent")[:-3]),
+    "an envelope whose payload is longer than it": lambda run: frame(length_delimited(3, b"iop.RunEvent") + b"\x22\x7f\x00"),
+    "a varint of eleven bytes": lambda run: frame(b"\x08" + b"\xff" * 10 + b"\x01"),
+    "field number zero": lambda run: frame(b"\x02\x01\x00" + length_delimited(3, b"iop.RunEvent")),
+    "a type that is not UTF-8": lambda run: envelope("", b"", length_delimited(3, b"iop.\xff\xfe")),
+    "a length of zero": lambda run: struct.pack(">I", 0),
+    "a payload that is not its message": lambda run: envelope("iop.ProviderTunnelFrame", b"\xff" * 30),
+    "a payload cut off": lambda run: envelope("iop.ProviderTunnelFrame", rt.ProviderTunnelFrame(run_id=run, kind=END, sequence=1).SerializeToString()[:-1]),
+    "a run_id that is not UTF-8": lambda run: envelope("iop.ProviderTunnelFrame", length_delimited(1, b"\xff\xfe") + b"\x18\x03\x20\x01"),
+    "a string it does not use that is not UTF-8": lambda run: envelope(
+        "iop.ProviderTunnelFrame", rt.ProviderTunnelFrame(run_id=run, kind=START, sequence=1, status_code=200).SerializeToString() + length_delimited(8, b"\xff")),
+    "a map key that is not UTF-8": lambda run: envelope(
+        "iop.ProviderTunnelFrame", rt.ProviderTunnelFrame(run_id=run, kind=START, sequence=1, status_code=200).SerializeToString()
+        + length_delimited(10, length_delimited(1, b"\xff") + length_delimited(2, b"v"))),
+    "a number where a string belongs": lambda run: envelope("iop.RunEvent", b"\x08\x05"),
+    "a group that never ends": lambda run: envelope("iop.RunEvent", length_delimited(1, b"x") + b"\x83\x7d\x08\x01"),
+}
+
+
+def test_malformed_bytes_close_and_fence(t):
+    for name, make in MALFORMED.items():
+        sub = Case(t.edge)
+        try:
+            closes(sub, lambda session, tunnel: session.raw(make(tunnel.run_id)))
+            sub.finish()
+        except (Wrong, Late, Closed) as error:
+            raise Wrong(f"{name}: {error}")
+        finally:
+            for one in sub.opened:
+                one.close()
+
+
+def test_a_damaged_tls_record_closes_and_fences(t):
+    closes(t, lambda session, tunnel: session.raw_tcp(b"\x17\x03\x03\x00\x20" + b"\x55" * 32))
+
+
+HUGE = {
+    "a length of four gibibytes": lambda s, r: s.raw(b"\xff\xff\xff\xff"),
+    "a length of 64 MiB and much more": lambda s, r: s.raw(struct.pack(">I", (64 << 20) + (1 << 20)) + b"\x1a"),
+    "an unknown message of 2 MiB": lambda s, r: s.send_payload("iop.FutureThing", b"\x00" * (2 << 20)),
+    "a command answer of 2 MiB": lambda s, r: s.send(rt.NodeCommandResponse(command_id="x", error="e" * (2 << 20))),
+    "a body of 2 MiB before its run id": lambda s, r: s.send(
+        rt.ProviderTunnelFrame(run_id=r.run_id, kind=BODY, sequence=2, body=b"\x00" * (2 << 20)), style=Style(reverse=True)),
+}
+
+
+def test_huge_envelopes_close_and_fence(t):
+    for name, send in HUGE.items():
+        sub = Case(t.edge)
+        try:
+            closes(sub, lambda session, tunnel: send(session, tunnel))
+            sub.finish()
+        except (Wrong, Late, Closed) as error:
+            raise Wrong(f"{name}: {error}")
+        finally:
+            for one in sub.opened:
+                one.close()
+
+
+# What may follow a body that is being cut through, and breaks it (D-02).
+TAILS = {
+    "an error that is not UTF-8": length_delimited(8, b"\xff\xff"),
+    "a second run_id": length_delimited(1, b"0" * 32),
+    "a second kind": b"\x18\x02",
+    "a second sequence": b"\x20\x02",
+    "a second body": length_delimited(7, b"more"),
+    "a field cut off": b"\x42\x7f\x00",
+    "field number zero": b"\x00\x00",
+}
+
+
+# Proves [R-073]
+def test_malformed_tail_of_a_body_that_is_cut_through(t):
+    for name, tail in TAILS.items():
+        sub = Case(t.edge)
+        try:
+            malformed_tail(sub, tail)
+            sub.finish()
+        except (Wrong, Late, Closed) as error:
+            raise Wrong(f"{name}: {error}")
+        finally:
+            for one in sub.opened:
+                one.close()
+
+
+def malformed_tail(t, tail):
+    session = t.ready()  # S-69
+    clients = [t.post(), t.post()]
+    tunnels = [session.tunnel(), session.tunnel()]
+    for tunnel in tunnels:
+        tunnel.start(head=SSE)
+    good = tunnels[0].frame(BODY, body=b"data: x\n\n" * 200_000).SerializeToString()
+    try:
+        session.raw(envelope("iop.ProviderTunnelFrame", good + tail))
+    except OSError:
+        pass
+    session.wait_closed()
+    for client in clients:
+        client.finish()
+        check(b"[DONE]" not in client.body, "a clean end after a malformed frame")
+        check(any(b"error" in e for e in sse_events(bytes(client.body))[-1:]), f"no error event at the end: {bytes(client.body[-80:])}")
+    t.idle()
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 2, "leases returned by the fence")
+    equal(t.grew("iop_edge_node_fences_total"), 1, "fences")
+
+
+def test_last_value_of_a_repeated_field_counts(t):
+    """Protobuf's own rule, for the fields that come before a body: types and numbers written twice."""
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    head = tunnel.frame(START, status_code=500, headers=agent.headers(JSON)).SerializeToString() + rt.ProviderTunnelFrame(status_code=201).SerializeToString()
+    session.raw(frame(length_delimited(3, b"iop.FutureThing") + length_delimited(3, b"iop.ProviderTunnelFrame") + length_delimited(4, head)))
+    tunnel.body(b"{}")
+    tunnel.end()
+    client.finish()
+    equal((client.status, bytes(client.body)), (201, b"{}"), "answer")
+
+
+# ---------------------------------------------------------------- what is optional
+
+def test_node_that_goes_away_gets_no_new_work(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    client = t.post("m1")
+    tunnel = one.tunnel()
+    tunnel.start(head=SSE)
+    one.send(tp.GoAway(grace_ms=5000))
+    one.ping()
+    clients = [t.post("both") for _ in range(2)]
+    for _ in clients:
+        two.tunnel().answer()
+    equal([c.finish().status for c in clients], [200, 200], "status")
+    waiting = t.post("m1")
+    t.wait_grew("iop_edge_queue_entries_total")
+    tunnel.body(b"data: [DONE]\n\n")
+    tunnel.end()
+    equal(client.finish().ending, "complete", "the running answer")
+    one.ping()
+    check(not one.has("ProviderTunnelRequest"), "work for a node that goes away")
+    one.close()
+    t.ready("n1").tunnel().answer()  # a new generation serves the waiter
+    equal(waiting.finish().status, 200, "status")
+
+
+def test_window_comes_only_to_those_who_asked(t):
+    session = t.ready()
+    t.call(session)
+    session.ping()
+    check(not any(i and i.type == "iop.transport.Window" for i in session.inbox), "Window without Features")
+    session.close()
+    session = t.pending()
+    session.send(tp.Features(window=True))
+    check(session.make_ready().ready, "not ready")
+    t.call(session)
+    windows = [i.message for i in session.inbox if i and i.type == "iop.transport.Window"]
+    for window in windows:  # optional: if there are any, they name a run that was requested and grant something
+        check(window.run_id in session.runs and window.bytes > 0, f"Window {window}")
+
+
+# Proves [R-128] [R-130] [R-131] [R-156] [R-157] [R-158] [R-159] [R-163] [R-170] [R-173] [R-174]
+def test_evidence_that_does_not_fit_lowers_nothing_and_returns_the_lease(t):
+    session = t.ready()
+    for name, stall in {
+        "another adapter": lambda r: r.stall(seq=session.observation(), adapter="named"),
+        "another target": lambda r: r.stall(seq=session.observation(), target="t1"),
+        "a sequence that is no number": lambda r: r.stall(seq="+7"),
+        "a sequence of zero": lambda r: r.stall(seq="0"),
+        "no sequence": lambda r: r.stall(seq=None),
+        "a crossed pair": lambda r: r.error("response_stalled", rt.ExecutionFailure(failure_code="response_stalled", metadata={
+            "provider_health": "unavailable", "liveness_classification": "request_stalled", "adapter": "a1", "target": "t-ill",
+            "health_observation_seq": str(session.observation())})),
+        "a legacy error text": lambda r: r.error("response_stalled"),
+        "another failure code": lambda r: r.error("x", rt.ExecutionFailure(failure_code="exploded", metadata={
+            "provider_health": "unavailable", "liveness_classification": "provider_unhealthy", "adapter": "a1", "target": "t-ill",
+            "health_observation_seq": str(session.observation())})),
+        "an available provider": lambda r: r.stall("available", seq=session.observation()),
+        "an unknown provider": lambda r: r.stall("unknown", seq=session.observation()),
+    }.items():
+        client = t.post("ill")
+        tunnel = session.tunnel()
+        stall(tunnel)
+        client.head()
+        check(client.status and client.status >= 500, f"{name}: status {client.status}")
+        client.error()
+        t.idle()
+        client.close()
+    provider = t.edge.provider("p-ill")
+    until("p-ill is as configured", lambda: (lambda p: (p["status"], p["health"], p["capacity"]) == ("available", "degraded", 1))(t.edge.provider("p-ill")), 2)
+    t.call(session, "ill")
+    equal(provider["in_flight"], 0, "in_flight")
+
+
+# Proves [R-170] [R-171] [R-254] [R-274] [R-275] [R-276] [R-277] [R-278] [R-182] [R-183] [R-184] [R-194] [R-259] [R-279]
+# Open: R-170, R-275: a fresh unavailable stall lowers the overlay; nothing is lowered and no CAPABILITIES follows.
+def test_unavailable_provider_is_put_aside_until_a_probe_finds_it(t):
+    session = t.ready()
+    session.health = lambda adapter, target: "available"
+    client = t.post("ill")
+    session.tunnel().stall("unavailable", seq=session.observation())
+    client.head()
+    check(client.status >= 500, f"status {client.status}")
+    shown = until("p-ill is unavailable", lambda: (lambda p: p if p["status"] == "unavailable" else None)(t.edge.provider("p-ill")), 3)
+    equal((shown["health"], shown["adapter"], shown["targets"], shown["capacity"], shown["in_flight"], shown["queued"], shown["long_context_capacity"]),
+          ("unavailable", "a1", ["t-ill"], 0, 0, 0, 0), "p-ill")
+    t.call(session, "m1")  # others on the same adapter go on
+    command = session.next("NodeCommandRequest", 8)  # D-58: after 5 s, +-20 %
+    equal((command.type, command.adapter, command.target), (CAPABILITIES, "a1", "t-ill"), "probe")
+    until("p-ill is back", lambda: t.edge.provider("p-ill")["status"] == "available", 3)
+    equal(t.edge.provider("p-ill")["health"], "degraded", "its configured health")
+    t.call(session, "ill")
+    # A newer generation inherits nothing.
+    client = t.post("ill")
+    session.tunnel().stall("unavailable", seq=session.observation())
+    client.finish()
+    session.close()
+    session = t.ready()
+    t.call(session, "ill")
+
+
+def backlog(t):
+    """A node that does not read, and requests too large for its socket: some are begun, some are not."""
+    session = t.ready()
+    session.paused = True
+    clients = [t.http(timeout=15).send("/v1/chat/completions", chat("m1", mark=n, pad="x" * 6_000_000)) for n in range(4)]
+    t.wait_grew("iop_edge_leases_granted_total", 4)
+    t.wait_grew("iop_edge_runs_dispatched_total")
+    return session, clients
+
+
+# Proves [R-073] [R-077]
+def test_request_that_was_never_begun_goes_to_the_next_connection(t):
+    # states.md machine 1, fence (2): it goes back to its place and is served by the next generation.
+    session, clients = backlog(t)
+    session.close(abort=True)
+    until("the node is fenced", lambda: t.grew("iop_edge_node_fences_total") == 1)
+    begun = int(t.grew("iop_edge_runs_dispatched_total"))
+    check(begun < 4, "all were begun: nothing was shown")
+    second = t.ready()
+    for _ in range(4 - begun):
+        second.tunnel().answer(b"served")
+    equal(sorted(c.finish().status for c in clients), sorted([200] * (4 - begun) + [503] * begun), f"statuses with {begun} begun")
+
+
+# Proves [R-251]
+def test_request_that_was_never_begun_is_withdrawn_when_its_client_leaves(t):
+    session, clients = backlog(t)  # D-02: its lease is returned at once and nothing is sent
+    clients[3].close(abort=True)
+    t.wait_grew("iop_edge_runs_withdrawn_total")
+    t.held(3)
+    session.paused = False
+    marks = []
+    for _ in range(3):
+        tunnel = session.tunnel(15)
+        marks.append(json.loads(tunnel.request.body.replace(b"1e400", b"1"))["mark"])
+        tunnel.answer()
+    equal(sorted(marks), [0, 1, 2], "requests that were sent")
+    session.ping()
+    check(not session.has("ProviderTunnelRequest") and not session.has("CancelRequest"), "the withdrawn request or a cancel was sent")
+    equal([c.finish().status for c in clients[:3]], [200] * 3, "statuses")
+
+
+# ---------------------------------------------------------------- the end of the Edge
+
+def test_drain(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b"data: 1\n\n")
+    client.wait_body(part=b"data: 1\n\n")
+    t.edge.process.send_signal(signal.SIGTERM)
+    away = session.wait("GoAway", lambda i: i.type == "iop.transport.GoAway").message
+    equal(away.grace_ms, 8000, "grace (drain_ms)")
+    equal(t.edge.get("/readyz")[0], 503, "/readyz")
+    late = t.pending("n2")  # nodes are still served
+    late.close()
+    try:
+        t.post()
+        raise Wrong("the client listener still accepts")
+    except ConnectionError:
+        pass
+    tunnel.body(b"data: [DONE]\n\n")
+    tunnel.end()
+    client.finish()
+    equal((bytes(client.body), client.ending), (b"data: 1\n\ndata: [DONE]\n\n", "complete"), "the running answer")
+    equal(t.edge.process.wait(10), 0, "exit code")
+    session.wait_closed()
+
+
+# ---------------------------------------------------------------- where the Edge disagrees
+
+# Cases with an `Open` line are left out unless --open is given: they show what this Edge does differently.
+
+# Open: docs/operating.md and D-07: "new requests on kept-alive connections get 503"; they are closed without an answer.
+def test_drain_answers_503_on_open_connections(t):
+    session = t.ready()
+    kept, fresh = t.http().send("/v1/models", method="GET"), t.http()
+    equal(kept.finish().status, 200, "models")
+    client = t.post()
+    tunnel = session.tunnel()
+    until("three clients", lambda: t.edge.metric("iop_edge_clients") == 3)
+    t.edge.process.send_signal(signal.SIGTERM)
+    session.wait("GoAway", lambda i: i.type == "iop.transport.GoAway")
+    got = {}
+    for name, one in (("kept", kept), ("fresh", fresh)):
+        try:
+            got[name] = one.send("/v1/chat/completions", chat("m1")).head().status
+        except ConnectionError as error:
+            got[name] = type(error).__name__
+    tunnel.answer()
+    client.finish()
+    equal(got, {"kept": 503, "fresh": 503}, "new requests on open connections")
+
+
+# ---------------------------------------------------------------- running them
+
+def cases():
+    """The test_ functions in their order, each with the ids it proves and why it is open."""
+    source = pathlib.Path(__file__).read_text().splitlines()
+    found = []
+    for number, line in enumerate(source):
+        name = re.match(r"def (test_\w+)\(", line)
+        if name:
+            above = []
+            while source[number - 1].startswith("#"):
+                number -= 1
+                above.append(source[number])
+            ids = [i for a in above if a.startswith("# Proves") for i in re.findall(r"R-\d+", a)]
+            reason = next((a[8:] for a in above if a.startswith("# Open: ")), None)
+            found.append((globals()[name[1]], ids, reason))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description="an independent node agent against an Edge")
+    parser.add_argument("--iop", help="the binary")
+    parser.add_argument("--out", help="where the certificates, the configuration and the log go")
+    parser.add_argument("--only", default="", help="run the cases whose names contain this")
+    parser.add_argument("--list", action="store_true", help="name the cases and what they prove")
+    parser.add_argument("--open", action="store_true", help="run the cases that are left out because the Edge disagrees, and only those")
+    parser.add_argument("-v", action="store_true", help="print tracebacks and times")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for function, ids, reason in cases():
+            print(function.__name__[5:], " ".join(ids), f"open: {reason}" if reason else "")
+        return 0
+    chosen = [f for f, _, reason in cases() if arguments.only in f.__name__ and bool(reason) == arguments.open]
+    if not arguments.iop or not arguments.out:
+        parser.error("--iop and --out are needed")
+    out = pathlib.Path(arguments.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("pki", "other-pki"):
+        for old in (out / name).glob("*"):
+            old.unlink()
+    edge = Edge(str(pathlib.Path(arguments.iop).resolve()), out)
+    edge.make_pki()
+    edge.start()
+    passed = failed = 0
+    try:
+        for function in chosen:
+            name, began, why = function.__name__[5:], time.monotonic(), None
+            case = None
+            if edge.process.poll() is not None:
+                edge.start()
+            try:
+                case = Case(edge)
+                function(case)
+                if not function.__name__.startswith("test_drain"):
+                    case.finish()
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                if arguments.v:
+                    traceback.print_exc(file=sys.stdout)
+            finally:
+                for one in case.opened if case else []:
+                    try:
+                        one.close()
+                    except Exception:
+                        pass
+            took = f" ({time.monotonic() - began:.1f} s)" if arguments.v else ""
+            if why is None:
+                passed += 1
+                print(f"ok {name}{took}", flush=True)
+            else:
+                failed += 1
+                print(f"FAIL {name}: {why}{took}", flush=True)
+                try:  # what it left behind must not fail the next one
+                    until("quiet", lambda: edge.metric("iop_edge_leases_held") + edge.metric("iop_edge_sessions") == 0, 3)
+                except Exception:
+                    pass
+    finally:
+        edge.stop()
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
