@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -29,8 +30,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+    """A port below those that outgoing connections are given, so that nobody takes it by chance."""
+    for port in random.sample(range(10_000, 32_000), 200):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
 
 
 def wait_for(what, seen, limit=DEADLINE):

@@ -275,6 +275,22 @@ impl Chains {
         Ok(())
     }
 
+    /// Returns every block of the chain but its first.
+    pub fn keep_first(&mut self, chain: &mut Chain) {
+        if chain.head == NONE {
+            return;
+        }
+        let first = &mut self.links[chain.head as usize];
+        let mut row = std::mem::replace(&mut first.next, NONE);
+        chain.bytes = u64::from(first.end - first.start);
+        chain.tail = chain.head;
+        while row != NONE {
+            let next = self.links[row as usize].next;
+            self.free_block(row);
+            row = next;
+        }
+    }
+
     /// Puts `behind` at the end of `chain`.
     pub fn join(&mut self, chain: &mut Chain, behind: Chain) {
         if chain.head == NONE {
@@ -392,7 +408,9 @@ mod tests {
     fn a_chain_is_a_queue_of_bytes_and_gives_every_block_back() {
         let mut pool = Chains::new(4);
         let (mut a, mut b) = (Chain::EMPTY, Chain::EMPTY);
-        let bytes: Vec<u8> = (0..BLOCK * 2 + 100).map(|n| n as u8).collect();
+        let bytes: Vec<u8> = (0..BLOCK * 2 + 100)
+            .map(|n| (n % 251).to_le_bytes()[0])
+            .collect();
         pool.append(&mut a, &bytes).unwrap();
         assert_eq!((pool.used(), a.bytes()), (3, bytes.len() as u64));
         pool.append(&mut b, b"other").unwrap();
@@ -441,6 +459,8 @@ mod tests {
         );
         let mut empty = Chain::EMPTY;
         pool.join(&mut empty, first);
+        pool.keep_first(&mut empty);
+        assert_eq!((pool.used(), empty.bytes()), (1, BLOCK as u64));
         pool.clear(&mut empty);
         assert_eq!(pool.used(), 0);
     }

@@ -508,7 +508,7 @@ impl Shard {
         client.phase = Phase::Closing;
         client.abort = abort;
         client.deadline = None;
-        self.sender.drop_gather(&mut client.output);
+        self.sender.shed(&mut client.output);
         let (slot, generation) = (slot_of(row), client.generation);
         for (armed, kind) in [
             (client.receiving, Kind::ClientReceive),
@@ -659,6 +659,12 @@ impl Shard {
         if client.phase == Phase::Closing {
             return;
         }
+        let bytes = self.sender.gathered(&client.output);
+        self.make_room(bytes);
+        let client = &mut self.clients[row];
+        if client.phase == Phase::Closing {
+            return; // it held most of the pool itself
+        }
         let last = std::mem::take(&mut client.ended);
         let flushed = self.sender.flush(
             &mut self.ring,
@@ -724,6 +730,7 @@ impl Shard {
                 return;
             }
         };
+        self.make_room(self.sender.bytes_of_gather(gather));
         let client = &mut self.clients[row];
         if client.phase != Phase::Closing
             && let Err(error) = self.sender.keep_rest(gather, &mut client.output, taken)

@@ -230,8 +230,6 @@ pub struct Shard {
     swept: Now,
     /// A direct send of this turn holds something up: the next enter does not wait.
     settle_soon: bool,
-    /// The client that gives way for the output pool, until it is gone.
-    relieving: Option<(u32, u32)>,
     draining: bool,
     /// One heap allocation per frame is planted, to see that it is seen.
     plant: bool,
@@ -324,7 +322,6 @@ impl Shard {
             peers: parts.peers,
             swept: Now::default(),
             settle_soon: false,
-            relieving: None,
             draining: false,
             plant: crate::alloc::planted(),
         })

@@ -349,6 +349,12 @@ impl Sender {
         self.gathers[row].client
     }
 
+    /// Body bytes of gather `row`.
+    #[must_use]
+    pub fn bytes_of_gather(&self, row: usize) -> usize {
+        self.gathers[row].bytes
+    }
+
     /// Gathers in use since the last settle.
     #[must_use]
     pub const fn used(&self) -> usize {
@@ -429,9 +435,22 @@ impl Sender {
         self.pool.clear(&mut output.pending);
     }
 
-    /// Drops what was gathered in this turn and not flushed.
-    pub fn drop_gather(&mut self, output: &mut Output) {
+    /// Forgets what a closing client was to get: all but the block that the kernel may still read.
+    pub fn shed(&mut self, output: &mut Output) {
         output.gather = None;
+        if output.armed.is_some() {
+            self.pool.keep_first(&mut output.pending);
+        } else {
+            self.pool.clear(&mut output.pending);
+        }
+    }
+
+    /// Bytes that this turn gathered for the client.
+    #[must_use]
+    pub fn gathered(&self, output: &Output) -> usize {
+        output
+            .gather
+            .map_or(0, |row| self.gathers[usize::from(row)].bytes)
     }
 }
 

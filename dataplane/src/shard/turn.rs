@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use iop_control::step::{Effect, Event};
 use iop_proto::ids::Now;
-use iop_proto::limits::{ASSEMBLED_BYTES_MAX, BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX};
+use iop_proto::limits::{
+    ASSEMBLED_BYTES_MAX, BLOCK_BYTES, COMPLETIONS_PER_TURN_MAX, RECORD_PLAIN_BYTES_MAX,
+};
 use iop_proto::reason::Reason;
 
 use super::client::Phase;
@@ -330,30 +332,38 @@ impl Shard {
     }
 
     /// Above three quarters of the output pool the client that holds most of it and takes least gives
-    /// way, one at a time. `[D-06]`
+    /// way. `[D-06]`
     fn relieve_output(&mut self) {
-        if self.sender.pool.used() < self.sender.pool.count() / 4 * 3 {
-            return;
-        }
-        let leaving = self.relieving.is_some_and(|(row, generation)| {
-            let client = &self.clients[row as usize];
-            client.generation == generation && client.phase == Phase::Closing
-        });
-        if leaving {
-            return; // its blocks come back when its last send has completed
-        }
+        let limit = self.sender.pool.count() / 4 * 3;
+        while self.sender.pool.used() > limit && self.shed_largest() {}
+    }
+
+    /// Makes sure that the output pool can take `bytes`, at the cost of whoever holds most of it: a
+    /// client that reads is not ended because others do not.
+    pub(super) fn make_room(&mut self, bytes: usize) {
+        // Sealed records are longer than what they carry, and begin in a block of their own.
+        let blocks = slot_of(bytes / RECORD_PLAIN_BYTES_MAX as usize) + 2;
+        while self.sender.pool.left() < blocks && self.shed_largest() {}
+    }
+
+    /// Ends the client with the most pending output, those that take none of it first. `false`: nobody
+    /// holds anything.
+    fn shed_largest(&mut self) -> bool {
         let held = |row: &usize| {
             let client = &self.clients[*row];
-            let open = !matches!(client.phase, Phase::Free | Phase::Closing);
-            let stuck = self.idle_output_ms(*row) >= STUCK_MS;
-            (open, stuck, client.output.pending.bytes())
+            let bytes = match client.phase {
+                Phase::Free | Phase::Closing => 0,
+                _ => client.output.pending.bytes(),
+            };
+            (bytes > 0, self.idle_output_ms(*row) >= STUCK_MS, bytes)
         };
-        if let Some(row) = (0..self.clients_high).max_by_key(held)
-            && held(&row).0
-        {
-            self.relieving = Some((slot_of(row), self.clients[row].generation));
+        let largest = (0..self.clients_high)
+            .max_by_key(held)
+            .filter(|row| held(row).0);
+        if let Some(row) = largest {
             self.client_ends(row, Reason::ClientTooSlow);
         }
+        largest.is_some()
     }
 
     /// Queues every send of the turn. A flush may dirty others; each round has fewer left.

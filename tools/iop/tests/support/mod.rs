@@ -81,11 +81,23 @@ pub fn make_pki(directory: &Directory, nodes: &[&str]) {
     }
 }
 
-/// A port nobody listens on right now.
+/// A port nobody listens on right now, below those that outgoing connections are given: nobody takes
+/// it by chance before the Edge does.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("bound").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(389); // test binaries that run at once start apart
+    for _ in 0..PORTS {
+        let place = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS;
+        let port = u16::try_from(10_000 + place).expect("below 2^16");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port");
 }
+
+/// Ports that `free_port` chooses from, counted from 10 000.
+const PORTS: u32 = 22_000;
 
 // ── the Edge ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -130,8 +142,26 @@ impl Default for Setup {
 
 impl Setup {
     pub fn with(catalog: &str) -> Self {
-        Self { catalog: catalog.to_owned(), ..Self::default() }
+        Self {
+            catalog: catalog.to_owned(),
+            ..Self::default()
+        }
     }
+
+    /// `shards:` of this run of the tests, unless the catalog says how many.
+    fn shards_line(&self) -> String {
+        if self.catalog.starts_with("shards:") || self.catalog.contains("\nshards:") {
+            return String::new();
+        }
+        format!("shards: {}\n", shards())
+    }
+}
+
+/// Shards of an Edge whose catalog does not say: the whole suite runs with several counts.
+pub fn shards() -> u32 {
+    std::env::var("IOP_TEST_SHARDS").map_or(1, |count| {
+        count.parse().expect("IOP_TEST_SHARDS is a number")
+    })
 }
 
 /// A running Edge.
@@ -148,12 +178,15 @@ impl Edge {
     pub fn start(setup: &Setup) -> Self {
         let directory = Directory::new();
         make_pki(&directory, &setup.nodes);
-        let [nodes, clients, admin] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let [nodes, clients, admin] =
+            [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         let text = format!(
             "listeners:\n  nodes: \"{nodes}\"\n  clients: \"{clients}\"\n  admin: \"{admin}\"\n{}\
              pki:\n  trust_domain: iop.test\n  edge_name: edge-1\n  ca: pki/ca.crt\n  \
-             certificate: pki/edge-1.crt\n  key: pki/edge-1.key\n{}",
-            setup.listeners, setup.catalog
+             certificate: pki/edge-1.crt\n  key: pki/edge-1.key\n{}{}",
+            setup.listeners,
+            setup.shards_line(),
+            setup.catalog
         );
         let config = directory.write("edge.yaml", &text);
         let child = iop()
@@ -164,7 +197,13 @@ impl Edge {
             .stdout(Stdio::null())
             .spawn()
             .expect("iop edge starts");
-        let mut edge = Self { child, directory, nodes, clients, admin };
+        let mut edge = Self {
+            child,
+            directory,
+            nodes,
+            clients,
+            admin,
+        };
         edge.wait_ready();
         edge
     }
@@ -201,7 +240,11 @@ impl Edge {
             if seen(&metrics) {
                 return metrics;
             }
-            assert!(began.elapsed() < DEADLINE, "waiting for {what}; last seen:\n{}", metrics.0);
+            assert!(
+                began.elapsed() < DEADLINE,
+                "waiting for {what}; last seen:\n{}",
+                metrics.0
+            );
             // Asking must not starve what is asked about.
             std::thread::park_timeout(Duration::from_millis(2));
         }
@@ -231,7 +274,9 @@ impl Edge {
     }
 
     pub fn open_descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the Edge runs").count()
+        fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("the Edge runs")
+            .count()
     }
 
     /// Hold it in a scope whose threads wait for the Edge.
@@ -241,7 +286,9 @@ impl Edge {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status = Command::new("kill").args(["-TERM", &self.pid().to_string()]).status();
+        let status = Command::new("kill")
+            .args(["-TERM", &self.pid().to_string()])
+            .status();
         assert!(status.expect("kill runs").success());
     }
 
@@ -271,7 +318,9 @@ pub struct Guard(u32);
 impl Drop for Guard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ended = Command::new("kill").args(["-KILL", &self.0.to_string()]).status();
+            let _ended = Command::new("kill")
+                .args(["-KILL", &self.0.to_string()])
+                .status();
         }
     }
 }
@@ -292,7 +341,13 @@ impl Metrics {
     pub fn get(&self, series: &str) -> f64 {
         self.0
             .lines()
-            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok())
+            .find_map(|line| {
+                line.strip_prefix(series)?
+                    .strip_prefix(' ')?
+                    .trim()
+                    .parse()
+                    .ok()
+            })
             .unwrap_or(0.0)
     }
 
@@ -301,7 +356,8 @@ impl Metrics {
         self.0
             .lines()
             .filter(|line| {
-                line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']))
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with([' ', '{']))
             })
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
             .sum()
@@ -313,7 +369,8 @@ impl Metrics {
         self.0
             .lines()
             .filter(|line| {
-                line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with('{'))
                     && line.contains(&wanted)
             })
             .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
@@ -334,13 +391,20 @@ impl Metrics {
 pub fn http_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(DEADLINE)).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n").ok()?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n"
+    )
+    .ok()?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8(bytes).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
-    let body = if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+    let body = if head
+        .to_ascii_lowercase()
+        .contains("transfer-encoding: chunked")
+    {
         dechunk(body)?
     } else {
         body.to_owned()
@@ -425,7 +489,8 @@ pub fn node_tls(directory: &Directory, name: &str) -> Arc<ClientConfig> {
         .expect("the node's certificate")
         .collect::<Result<Vec<_>, _>>()
         .expect("a certificate");
-    let key = PrivateKeyDer::from_pem_file(pki.join(format!("{name}.key"))).expect("the node's key");
+    let key =
+        PrivateKeyDer::from_pem_file(pki.join(format!("{name}.key"))).expect("the node's key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -435,6 +500,18 @@ pub fn node_tls(directory: &Directory, name: &str) -> Arc<ClientConfig> {
         .with_client_auth_cert(certificates, key)
         .expect("a matching key");
     config.alpn_protocols = vec![b"iop-edge-node/1".to_vec()];
+    Arc::new(config)
+}
+
+/// TLS of a client that takes any server.
+pub fn client_tls() -> Arc<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        .with_no_client_auth();
     Arc::new(config)
 }
 
@@ -461,7 +538,9 @@ impl Node {
     pub fn connect_with(edge: &Edge, config: Arc<ClientConfig>) -> Self {
         let socket = TcpStream::connect(edge.nodes).expect("the Edge listens for nodes");
         socket.set_nodelay(true).expect("a TCP socket");
-        socket.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
+        socket
+            .set_read_timeout(Some(DEADLINE))
+            .expect("a TCP socket");
         let server = ServerName::try_from("edge").expect("a name");
         let tls = ClientConnection::new(config, server).expect("TLS");
         Self {
@@ -480,7 +559,9 @@ impl Node {
             node.receive(),
             Message::RegisterResponse(iop_proto::domain::RegisterResponse::Accepted { .. })
         ));
-        node.send(&Message::NodeReadyRequest(NodeReadyRequest { node_id: name.to_owned() }));
+        node.send(&Message::NodeReadyRequest(NodeReadyRequest {
+            node_id: name.to_owned(),
+        }));
         match node.receive() {
             Message::NodeReadyResponse(answer) => assert!(answer.ready, "{answer:?}"),
             other => panic!("expected NodeReadyResponse, got {other:?}"),
@@ -515,7 +596,10 @@ impl Node {
 
     /// As `send_bytes`; `false`: the Edge has closed the connection.
     pub fn try_send_bytes(&mut self, bytes: &[u8]) -> bool {
-        self.stream.write_all(bytes).and_then(|()| self.stream.flush()).is_ok()
+        self.stream
+            .write_all(bytes)
+            .and_then(|()| self.stream.flush())
+            .is_ok()
     }
 
     /// The next message that is no ping or pong; pings are answered. `None`: the Edge closed.
@@ -536,7 +620,9 @@ impl Node {
     pub fn try_receive_any(&mut self) -> Option<Message> {
         loop {
             while let Some(envelope) = self.assembler.next().expect("the Edge frames well") {
-                let Kind::Known(kind) = envelope.kind else { continue };
+                let Kind::Known(kind) = envelope.kind else {
+                    continue;
+                };
                 self.reply_to = envelope.reply_to;
                 return Some(map::decode(kind, &envelope.payload).expect("the Edge encodes well"));
             }
@@ -596,7 +682,10 @@ pub struct Head {
 
 impl Head {
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// Every value of a repeated header, in order.
@@ -623,18 +712,30 @@ pub fn post(path: &str, body: &str) -> String {
 
 impl Client {
     pub fn connect(edge: &Edge) -> Self {
-        let stream = TcpStream::connect(edge.clients).expect("the Edge listens for clients");
-        stream.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
+        Self::over(TcpStream::connect(edge.clients).expect("the Edge listens for clients"))
+    }
+
+    /// A client on a connection of the test's own making.
+    pub fn over(stream: TcpStream) -> Self {
+        stream
+            .set_read_timeout(Some(DEADLINE))
+            .expect("a TCP socket");
         stream.set_nodelay(true).expect("a TCP socket");
-        Self { stream, buffer: Vec::new(), was_reset: false }
+        Self {
+            stream,
+            buffer: Vec::new(),
+            was_reset: false,
+        }
     }
 
     pub fn send(&mut self, text: &str) {
-        self.stream.write_all(text.as_bytes()).expect("the Edge reads");
+        self.stream
+            .write_all(text.as_bytes())
+            .expect("the Edge reads");
     }
 
     fn fill(&mut self) -> bool {
-        let mut bytes = [0; 64 * 1024];
+        let mut bytes = [0; 16 * 1024];
         match self.stream.read(&mut bytes) {
             Ok(0) => false,
             Ok(length) => {
@@ -671,6 +772,12 @@ impl Client {
         Some(Head { status, headers })
     }
 
+    /// What has come and was not looked at, or else the next bytes; and whether the connection is open.
+    pub fn read_some(&mut self) -> (Vec<u8>, bool) {
+        let open = !self.buffer.is_empty() || self.fill();
+        (std::mem::take(&mut self.buffer), open)
+    }
+
     fn take(&mut self, length: usize) -> Option<Vec<u8>> {
         while self.buffer.len() < length {
             if !self.fill() {
@@ -705,7 +812,11 @@ impl Client {
         let mut bytes = Vec::new();
         while bytes.len() < length {
             let chunk = self.chunk().expect("the answer goes on");
-            assert!(!chunk.is_empty(), "the answer ended after {} bytes", bytes.len());
+            assert!(
+                !chunk.is_empty(),
+                "the answer ended after {} bytes",
+                bytes.len()
+            );
             bytes.extend(chunk);
         }
         bytes
@@ -714,7 +825,10 @@ impl Client {
     /// The whole body as its head frames it, and whether it came to a proper end.
     pub fn body(&mut self, head: &Head) -> (Vec<u8>, bool) {
         let mut bytes = Vec::new();
-        if head.header("transfer-encoding").is_some_and(|coding| coding == "chunked") {
+        if head
+            .header("transfer-encoding")
+            .is_some_and(|coding| coding == "chunked")
+        {
             loop {
                 match self.chunk() {
                     Some(chunk) if chunk.is_empty() => return (bytes, true),
@@ -745,6 +859,9 @@ impl Client {
 
     /// The Edge closes the connection without another byte.
     pub fn expect_closed(&mut self) {
-        assert!(self.buffer.is_empty() && !self.fill(), "bytes instead of a close");
+        assert!(
+            self.buffer.is_empty() && !self.fill(),
+            "bytes instead of a close"
+        );
     }
 }
