@@ -151,6 +151,8 @@ class Style:
     segment: int = 0        # ciphertext bytes per write to the TCP socket; 0 is one write
 
     def encode(self, message):
+        if not (self.reverse or self.unknown or self.pad):
+            return message.SerializeToString(deterministic=True)
         groups = {}
         for number, kind, value in fields(message.SerializeToString(deterministic=True)):
             head = key(number, kind) + (varint(len(value), self.pad) if kind == 2 else b"")
@@ -287,7 +289,11 @@ class Session:
                     self.changed.wait_for(lambda: not self.paused or self.closed, 0.1)
                     if self.closed:
                         return
-                    continue
+                try:
+                    self._beat()  # it does not read, and is not dead
+                except OSError:
+                    pass
+                continue
             try:
                 self._beat()
                 data = self.sock.recv(262144)
@@ -461,19 +467,21 @@ class Session:
             self._write(data, style)
 
     def _write(self, data, style):
-        self._last_write = time.monotonic()
-        if self.tls is None:
-            cipher = data
-        else:
-            step = style.record or MAX_RECORD
-            with self._tls_lock:
-                for at in range(0, len(data), step):
-                    self.tls.write(data[at:at + step])
-                cipher = self._out.read()
-        step = style.segment or len(cipher) or 1
-        view = memoryview(cipher)
-        for at in range(0, len(cipher), step):
-            self._send_all(view[at:at + step])
+        # In turns of a mebibyte: the Edge must see bytes while a large message is still being encrypted.
+        turn, data = (style.record or MAX_RECORD) * 64, memoryview(data)
+        for begin in range(0, len(data), turn):
+            self._last_write = time.monotonic()
+            cipher = part = data[begin:begin + turn]
+            if self.tls is not None:
+                step = style.record or MAX_RECORD
+                with self._tls_lock:
+                    for at in range(0, len(part), step):
+                        self.tls.write(part[at:at + step])
+                    cipher = self._out.read()
+            step = style.segment or len(cipher) or 1
+            view = memoryview(cipher)
+            for at in range(0, len(cipher), step):
+                self._send_all(view[at:at + step])
 
     def _send_all(self, view):
         # The socket's timeout is the reader's; a writer waits for the Edge as long as it reads.

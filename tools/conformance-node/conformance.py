@@ -178,7 +178,7 @@ class Edge:
             self.nodes, self.clients, self.admin = free_ports(3)
             config = self.out / f"{self.name}.yaml"
             config.write_text(CONFIG.format(nodes=self.nodes, clients=self.clients, admin=self.admin))
-            self.log = open(self.out / f"{self.name}.log", "wb")
+            self.log = open(self.out / f"{self.name}.log", "ab")
             self.process = subprocess.Popen([self.iop, "edge", "--config", config], stdout=self.log, stderr=self.log)
             try:
                 until("the Edge answers /readyz", self._up, 20)
@@ -611,7 +611,7 @@ def test_register_then_ready(t):
     until("p1 is back", lambda: t.edge.provider("p1")["capacity"] == 16)
 
 
-# Proves [R-022] [R-292] [R-293] [R-294] [R-295]
+# Proves [R-022] [R-292]
 def test_configuration_carries_adapters_and_profile(t):
     session = t.pending()
     config = session.config
@@ -671,7 +671,7 @@ def test_same_node_id_again_changes_nothing(t):
     t.call(session)
 
 
-# Proves
+# Proves
 def test_duplicate_ready_is_true_and_activates_nothing(t):
     session = t.ready()
     client = t.post("one")
@@ -707,7 +707,7 @@ def test_ready_of_another_or_no_id_is_false(t):
     t.call(session)
 
 
-# Proves [R-044] [R-045]
+# Proves [R-044]
 def test_superseded_while_pending(t):
     first = t.pending()
     silent_owner = t.pending()    # supersedes the first
@@ -729,7 +729,7 @@ def test_superseded_while_pending(t):
     equal(t.grew("iop_edge_node_fences_total"), 0, "fences after the superseded connections closed")
 
 
-# Proves [R-054] [R-055] [R-072] [R-073]
+# Proves [R-054] [R-055] [R-072]
 def test_superseded_while_ready(t):
     first = t.ready()
     clients = [t.post() for _ in range(3)]
@@ -777,7 +777,7 @@ def test_waiters_are_served_at_ready_and_not_before(t):
     check("iop.RunRequest" not in order, f"unexpected {order}")
 
 
-# Proves [R-025] [R-031] [R-032] [R-033] [R-034] [R-036] [R-049]
+# Proves [R-025] [R-031]
 def test_old_agent_stays_pending(t):
     old = t.pending()
     old.provider = Provider(old=True)
@@ -793,7 +793,7 @@ def test_old_agent_stays_pending(t):
     check(not old.closed, f"the pending connection was closed: {old.closed}")
 
 
-# Proves
+# Proves
 # Open: R-099: the path "equals the profile path" when an operation was selected; the client's path is sent.
 def test_agent_that_knows_no_operation_serves_by_path(t):
     old = t.ready()
@@ -816,7 +816,7 @@ def test_registration_has_a_deadline_that_heartbeats_do_not_move(t):
 
 # ---------------------------------------------------------------- the tunnel
 
-# Proves [R-084] [R-085] [R-089] [R-093] [R-094] [R-095] [R-096] [R-102] [R-104] [R-116] [R-155]
+# Proves [R-084] [R-085] [R-089] [R-093] [R-095] [R-096] [R-102] [R-104] [R-116]
 def test_request_as_the_node_sees_it(t):
     session = t.ready()
     sent = chat("m1", stream=True)
@@ -886,7 +886,7 @@ def exact(t, style, cut, data=ANSWER, head=SSE):
     session.close()
 
 
-# Proves
+# Proves
 def test_bytes_are_exact_in_any_field_order(t):
     for cut in (1, 7, 0):
         exact(t, Style(reverse=True), cut)
@@ -920,7 +920,7 @@ def test_bytes_are_exact_in_any_tcp_segment(t):
     exact(t, Style(record=4095, segment=4096), 50_000, data=big)
 
 
-# Proves
+# Proves
 def test_bytes_are_exact_when_a_whole_answer_is_one_write(t):
     session = t.ready()
     for style in (Style(), Style(reverse=True), Style(unknown=True)):
@@ -1036,6 +1036,20 @@ def test_status_and_headers_pass_through(t):
         client.close()
 
 
+def test_a_provider_header_cannot_split_the_answer(t):
+    session = t.ready()
+    for name, value in (("x-a", b"1\r\nX-Evil: 1"), ("x-a", b"1\nX-Evil: 1"), ("x-a\r\nX-Evil", b"1"), ("x a", b"1"), ("x:a", b"1"), ("", b"1"), ("x-a", b"\x00")):
+        client = t.post()
+        session.tunnel().answer(b"{}", head=JSON + [(name, value)])
+        client.finish()
+        check(not client.header("x-evil") and b"X-Evil" not in client.body, f"{name!r}: {value!r} made a header of its own")
+        equal(client.ending, "complete", "end")
+        check((client.status, bytes(client.body)) == (200, b"{}") or client.status >= 500, f"{client.status} {bytes(client.body)}")
+        client.close()
+    t.held(0)
+    t.call(session)
+
+
 def test_each_body_frame_reaches_the_client_before_the_next_is_sent(t):
     session = t.ready()
     for kind in (SSE, [("content-type", "application/x-ndjson")], [("content-type", "application/octet-stream")], []):
@@ -1088,6 +1102,23 @@ def test_standard_http_clients_are_served(t):
     connection.close()
 
 
+# Proves
+def test_the_agent_as_a_program(t):
+    pki = t.edge.out / "pki"
+    command = [sys.executable, pathlib.Path(agent.__file__), "--edge", f"{t.edge.host}:{t.edge.nodes}", "--node-id", "n2", "--ca", pki / "ca.crt",
+               "--cert", pki / "host-two.crt", "--key", pki / "host-two.key", "--interval", "0.2"]
+    with open(t.edge.out / "agent.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until("n2 is connected", lambda: t.edge.node("n2")["connected"], 10)
+        client = t.http().send("/v1/chat/completions", b'{"model":"m2","do":"echo"}')
+        client.finish()
+        equal((client.status, bytes(client.body)), (200, b'{"model":"t2","do":"echo"}'), "echo")
+    finally:
+        process.kill()
+        process.wait(5)
+
+
 # Proves
 def test_interleaved_tunnels_keep_to_themselves(t):
     session = t.ready()
@@ -1114,7 +1145,7 @@ def test_interleaved_tunnels_keep_to_themselves(t):
         check(bytes(client.finish().body) == expected[n] and client.ending == "complete", f"answer {n} is not its own")
 
 
-# Proves [R-082] [R-083]
+# Proves [R-082]
 # Open: R-234: an Ollama/native provider is served by RunRequest; ProviderTunnelRequest is sent.
 def test_native_provider_gets_a_run_request(t):
     session = t.ready()
@@ -1136,7 +1167,6 @@ def test_native_provider_gets_a_run_request(t):
 
 # ---------------------------------------------------------------- order of frames
 
-# Proves
 def test_first_sequence_may_be_zero_or_one(t):
     session = t.ready()
     for first in (0, 1):
@@ -1225,7 +1255,7 @@ def test_first_sequence_of_two_fails_the_run_alone(t):
     violation(t, lambda tunnel: tunnel.start(head=SSE, seq=2), before_head=True)
 
 
-# Proves
+# Proves
 def test_second_head_fails_the_run_alone(t):
     violation(t, lambda tunnel: tunnel.start(head=SSE))
 
@@ -1255,7 +1285,7 @@ def test_terminal_run_event_on_a_tunnel_returns_the_lease(t):
     violation(t, lambda tunnel: tunnel.event("complete"), terminal=True)
 
 
-# Proves
+# Proves
 def test_nothing_counts_after_a_terminal(t):
     session = t.ready()
     held = t.post("one")
@@ -1323,7 +1353,7 @@ def test_more_than_a_hundred_violations_a_minute_close_the_session(t):
 
 # ---------------------------------------------------------------- errors of the node and the provider
 
-# Proves
+# Proves
 def test_error_before_the_head(t):
     session = t.ready()
     for text, codes in (("provider broke somehow", (502, 503, 504)), ("", (502, 503, 504)), ("draining", (503,))):
@@ -1337,7 +1367,6 @@ def test_error_before_the_head(t):
         t.held(0)
 
 
-# Proves
 def test_error_after_the_head(t):
     session = t.ready()
     # Event streams: one event in the surface's shape, a clean end, no [DONE] (D-10).
@@ -1364,7 +1393,6 @@ def test_error_after_the_head(t):
     t.idle()
 
 
-# Proves
 def test_error_event_is_an_event_even_after_half_an_event(t):
     session = t.ready()
     client = t.post()
@@ -1682,7 +1710,7 @@ def lost(t, lose):
     t.call(t.ready())
 
 
-# Proves [R-070]
+# Proves
 def test_node_resets_in_the_middle_of_streams(t):
     lost(t, lambda session: session.close(abort=True))
 
@@ -1735,6 +1763,26 @@ def test_ping_and_pong(t):
         session.wait("a ping of the Edge", lambda i: i.type == "iop.transport.Ping", 2)
     session.send(tp.Pong(seq=99))  # nobody asked
     t.call(session)
+
+
+# Proves
+def test_any_byte_is_liveness(t):
+    session = t.ready()
+    client = t.post()
+    tunnel = session.tunnel()
+    session.ping()
+    session.mute = True  # no ping or pong of ours, only an envelope that takes longer than dead_ms to arrive
+    data = frame(tp.Envelope(type="iop.ProviderTunnelFrame", payload=tunnel.frame(START, status_code=201).SerializeToString()).SerializeToString())
+    began = time.monotonic()
+    for n in range(6):
+        session.raw(data[n * 10:n * 10 + 10] if n < 5 else data[50:])
+        if n < 5:
+            until("a part of dead_ms passes", lambda: time.monotonic() - began > 0.45 * (n + 1))
+    session.mute = False
+    session.ping()
+    tunnel.end()
+    equal(client.finish().status, 201, "status")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
 
 
 # Proves
@@ -1870,6 +1918,7 @@ HUGE = {
     "a length of 64 MiB and much more": lambda s, r: s.raw(struct.pack(">I", (64 << 20) + (1 << 20)) + b"\x1a"),
     "an unknown message of 2 MiB": lambda s, r: s.send_payload("iop.FutureThing", b"\x00" * (2 << 20)),
     "a command answer of 2 MiB": lambda s, r: s.send(rt.NodeCommandResponse(command_id="x", error="e" * (2 << 20))),
+    "a head of 300 KiB": lambda s, r: r.start(head=JSON + [(f"x-{n}", "v" * 1000) for n in range(300)]),
     "a body of 2 MiB before its run id": lambda s, r: s.send(
         rt.ProviderTunnelFrame(run_id=r.run_id, kind=BODY, sequence=2, body=b"\x00" * (2 << 20)), style=Style(reverse=True)),
 }
@@ -1988,7 +2037,7 @@ def test_window_comes_only_to_those_who_asked(t):
         check(window.run_id in session.runs and window.bytes > 0, f"Window {window}")
 
 
-# Proves [R-128] [R-130] [R-131] [R-156] [R-157] [R-158] [R-159]
+# Proves
 def test_evidence_that_does_not_fit_lowers_nothing_and_returns_the_lease(t):
     session = t.ready()
     for name, stall in {
@@ -2143,6 +2192,25 @@ def test_drain_answers_503_on_open_connections(t):
     equal(got, {"kept": 503, "fresh": 503}, "new requests on open connections")
 
 
+# Open: D-02 lets a node send a RESPONSE_START of up to 256 KiB; a head above 64 KiB is answered 502 response_malformed.
+def test_head_of_up_to_256_kib_is_forwarded(t):
+    session = t.ready()
+    client = t.post()
+    session.tunnel().answer(b"{}", head=JSON + [(f"x-{n}", "v" * 1000) for n in range(200)])
+    client.finish()
+    equal((client.status, len([1 for name, _ in client.headers if name.startswith("x-")]) >= 200), (200, True), "a head of 200 KiB")
+
+
+# Open: D-40 makes x-iop-error-source of a node's error "provider or node"; the text "cancelled" says "edge", and tells a client that is
+# still there that it disconnected.
+def test_error_cancelled_of_a_run_nobody_cancelled(t):
+    session = t.ready()
+    client = t.post()
+    session.tunnel().error("cancelled")
+    error = client.error() if client.head() else None
+    equal((client.status, client.header("x-iop-error-source"), error["code"] != "client_gone"), (502, [b"node"], True), f"answer {error}")
+
+
 # ---------------------------------------------------------------- running them
 
 def cases():
@@ -2208,6 +2276,8 @@ def main():
                         one.close()
                     except Exception:
                         pass
+            if function.__name__.startswith("test_drain"):
+                edge.stop()
             took = f" ({time.monotonic() - began:.1f} s)" if arguments.v else ""
             if why is None:
                 passed += 1
