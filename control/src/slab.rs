@@ -6,7 +6,8 @@ use iop_proto::ids::SlotGeneration;
 
 #[derive(Debug)]
 struct Row<T> {
-    /// Of the tenant if there is one, else of the next. `None`: its generations are spent, for ever.
+    /// Of the tenant if there is one, else of the next. `None`: its generations are spent, for
+    /// ever.
     generation: Option<SlotGeneration>,
     value: Option<T>,
 }

@@ -48,14 +48,14 @@ impl Control {
         });
     }
 
-    /// Puts the present owner out, if there is one. A ready one is fenced while it is still current,
-    /// and its connection closed; a pending one keeps its socket, so that its ready can be answered.
-    /// `[A-04]` `[D-60]`
+    /// Puts the present owner out, if there is one. A ready one is fenced while it is still
+    /// current, and its connection closed; a pending one keeps its socket, so that its ready can be
+    /// answered. `[A-04]` `[D-60]`
     fn supersede(&mut self, now: Now, node: NodeIndex, out: &mut Out) {
         let Some(owner) = self.registry.owner(node) else {
             return;
         };
-        if owner.is_ready && !cfg!(iop_break = "supersede_does_not_fence") {
+        if owner.is_ready {
             self.fence(now, node, owner, Reason::Superseded);
             let cause = Reason::Superseded;
             out.push(Effect::Close {
@@ -65,13 +65,6 @@ impl Control {
         } else {
             self.registry.disown(node);
             self.counters.superseded_pending += 1;
-            if cfg!(iop_break = "superseded_closes_at_once") {
-                let cause = Reason::Superseded;
-                out.push(Effect::Close {
-                    session: owner.session,
-                    cause,
-                });
-            }
             self.close_later(now, owner.session);
         }
     }
@@ -102,9 +95,6 @@ impl Control {
                 self.counters.node_refused(reason);
                 if orphan {
                     self.close_later(now, session);
-                    if cfg!(iop_break = "orphan_ready_unanswered") {
-                        return;
-                    }
                 }
                 Some(reason)
             }
@@ -145,9 +135,6 @@ impl Control {
     /// until the shard has said which of its granted runs come back. Never O(leases). `[R-076]`
     fn fence(&mut self, now: Now, node: NodeIndex, owner: Owner, cause: Reason) {
         self.registry.disown(node);
-        if cfg!(iop_break = "fence_needs_notice") && self.counters.notices_dropped > 0 {
-            return;
-        }
         for entry in 0..self.resources.of_node(node).len() {
             let provider = self.resources.of_node(node)[entry];
             self.counters.returns_fence += u64::from(self.resources.fence(provider));
@@ -182,7 +169,6 @@ impl Control {
         match closing {
             Closing::Stale => self.counters.stale_events += 1,
             Closing::NoOwner => {}
-            Closing::Ready { .. } if cfg!(iop_break = "close_does_not_fence") => {}
             Closing::Pending { node } => self.registry.disown(node),
             Closing::Ready { node, owner } => self.fence(now, node, owner, cause),
         }

@@ -1,6 +1,7 @@
 //! What holds after every step, checked over the whole state by recounting it.
 //!
-//! Nothing here uses the indexes it checks: each figure is counted again from the rows it stands for.
+//! Nothing here uses the indexes it checks: each figure is counted again from the rows it stands
+//! for.
 //!
 //! Lives on: control, in debug builds now and then; in the simulator after each step.
 //! Bound: O(everything).
@@ -221,8 +222,8 @@ impl Control {
         Ok(())
     }
 
-    /// I3.7 and D-16: the next to be granted is the oldest that some provider has room for, found by
-    /// asking every provider for every line.
+    /// I3.7 and D-16: the next to be granted is the oldest that some provider has room for, found
+    /// by asking every provider for every line.
     fn check_order(&self) -> Result<(), Violation> {
         let mut oldest = None;
         for model in self

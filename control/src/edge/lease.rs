@@ -1,7 +1,7 @@
 //! Granted runs: one lease, one run slot on the node's shard, one final report.
 //!
-//! The lease's own fields never change. `[I3.5]` Whether it is still held is not written here: it is
-//! held while its provider is live under its generation. The row stays until the shard's final
+//! The lease's own fields never change. `[I3.5]` Whether it is still held is not written here: it
+//! is held while its provider is live under its generation. The row stays until the shard's final
 //! report, so a slot is never given to another run while anything may still name it. `[D-32]`
 //!
 //! Lives on: control. Bound: `RUNS_PER_SHARD_MAX` per shard.

@@ -1,7 +1,7 @@
 //! The Edge's core: one state machine that decides who owns a node, who gets a lease, who waits.
 //!
-//! `Control` takes one event or one tick at a time and answers with effects; it reads no clock, does
-//! no I/O and never waits. A step is bounded: what does not fit goes on in the next `tick`.
+//! `Control` takes one event or one tick at a time and answers with effects; it reads no clock,
+//! does no I/O and never waits. A step is bounded: what does not fit goes on in the next `tick`.
 //!
 //! | file | machine |
 //! |---|---|
@@ -69,8 +69,8 @@ enum Timer {
     Beat(ShardIndex),
 }
 
-/// A debug build checks the whole state every so many steps, and more rarely the more there is of it,
-/// so that checking stays a constant share of the work. A simulator checks every step itself.
+/// A debug build checks the whole state every so many steps, and more rarely the more there is of
+/// it, so that checking stays a constant share of the work. A simulator checks every step itself.
 const CHECK_STEPS_MIN: u64 = 64;
 
 /// Decisions of the Edge: registry, resources, queue and leases as one atomicity domain.

@@ -2,7 +2,8 @@
 //!
 //! They may be dropped: nothing in the Edge decides by them. `[R-056]` `[R-080]`
 //!
-//! Lives on: control writes, its thread takes. Bound: `NODE_NOTICES_MAX`; more are dropped, counted.
+//! Lives on: control writes, its thread takes. Bound: `NODE_NOTICES_MAX`; more are dropped,
+//! counted.
 use std::collections::VecDeque;
 
 use iop_proto::ids::{Generation, NodeIndex, Now};

@@ -1,18 +1,18 @@
 //! Requests that wait, in order, and which of them could go now: the waiter's half of machine 3.
 //!
-//! A model's waiters stand in one line per class, by age. All of a line have the same candidates, so
-//! its head decides for it. Each provider keeps the heads of all lines it could serve, by kind and
-//! age, over every model that names it; the oldest it has room for right now is its *next*. The set
-//! of all nexts is `ready`: empty exactly when no waiter can be served, so "is anything left to do"
-//! is one look, and no wake-up can be lost. Who changes a head or a provider's room refreshes it in
-//! the same call. `[I3.7]` `[D-16]`
+//! A model's waiters stand in one line per class, by age. All of a line have the same candidates,
+//! so its head decides for it. Each provider keeps the heads of all lines it could serve, by kind
+//! and age, over every model that names it; the oldest it has room for right now is its *next*. The
+//! set of all nexts is `ready`: empty exactly when no waiter can be served, so "is anything left to
+//! do" is one look, and no wake-up can be lost. Who changes a head or a provider's room refreshes
+//! it in the same call. `[I3.7]` `[D-16]`
 //!
 //! Costs, with n waiters, c candidates of the model (≤ `PROVIDERS_PER_MODEL_MAX`): the oldest ready
 //! waiter O(1); enter, leave and grant O(log n), plus c times O(log n) when a head changes. Nothing
 //! depends on how many wait, nor on how many models share a provider.
 //!
-//! Lives on: control. Bound: `QueueLimits` per model, plus waiters that came back from a grant, which
-//! are bounded by the run slots.
+//! Lives on: control. Bound: `QueueLimits` per model, plus waiters that came back from a grant,
+//! which are bounded by the run slots.
 use std::collections::{BTreeMap, BTreeSet};
 
 use iop_proto::ids::{ClientRef, ModelIndex, Now, ProviderIndex};
@@ -46,7 +46,8 @@ pub(crate) struct Waiter {
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) provider: ProviderIndex,
-    /// Bit per class it may be given: its operations; long ones only if it takes any. `[D-16]` `[D-62]`
+    /// Bit per class it may be given: its operations; long ones only if it takes any. `[D-16]`
+    /// `[D-62]`
     classes: u16,
     /// Runs granted here under the present generation whose request is not known to have begun.
     pub(crate) selected: u32,
@@ -73,8 +74,8 @@ struct Group {
     queued: u32,
     long_queued: u32,
     bytes: u64,
-    /// Runs of ended generations that may still come back: while there are any, nobody of this model
-    /// is granted, so that no younger waiter overtakes them. `[states §1 fence]`
+    /// Runs of ended generations that may still come back: while there are any, nobody of this
+    /// model is granted, so that no younger waiter overtakes them. `[states §1 fence]`
     undecided: u32,
     /// Recent time from grant to a complete answer, ms; 0 before the first.
     service_ms: u64,
@@ -87,8 +88,7 @@ impl Group {
             let name = names.provider(provider);
             // Named twice is one candidate. `[R-271]`
             let is_known = candidates.iter().any(|known| known.provider == provider);
-            let is_shunned = cfg!(iop_break = "type_excludes") && !name.kind.is_tunnel();
-            if !name.enabled || is_known || is_shunned {
+            if !name.enabled || is_known {
                 continue;
             }
             let classes = Class::all()
@@ -202,8 +202,8 @@ impl Queue {
             .any(|candidate| candidate.serves(place.class))
     }
 
-    /// A new request here may be granted past the queue: nobody waits who could be served, nobody of
-    /// its own line, nobody who may come back to its model. `[S-15]`
+    /// A new request here may be granted past the queue: nobody waits who could be served, nobody
+    /// of its own line, nobody who may come back to its model. `[S-15]`
     pub(crate) fn may_pass(&self, place: Place) -> bool {
         let group = &self.groups[place.model.row()];
         self.ready.is_empty()
@@ -214,9 +214,8 @@ impl Queue {
     /// One more fits the model's bounds; exactly at the limit is accepted. `[D-30]` `[P-16]`
     pub(crate) fn has_room(&self, model: ModelIndex, body_bytes: u32, limits: QueueLimits) -> bool {
         let group = &self.groups[model.row()];
-        cfg!(iop_break = "queue_unbounded")
-            || (group.queued < limits.waiters_max
-                && group.bytes + u64::from(body_bytes) <= limits.waiting_bytes_max)
+        group.queued < limits.waiters_max
+            && group.bytes + u64::from(body_bytes) <= limits.waiting_bytes_max
     }
 
     /// Enters a waiter at its place: the tail for a new one, its old place for one that comes back.
@@ -257,12 +256,7 @@ impl Queue {
 
     /// The oldest waiter that some provider has room for. `[D-16]`
     pub(crate) fn next(&self) -> Option<Place> {
-        let end = if cfg!(iop_break = "youngest_first") {
-            self.ready.last()
-        } else {
-            self.ready.first()
-        };
-        end.map(|&(place, _)| place)
+        self.ready.first().map(|&(place, _)| place)
     }
 
     /// What a provider has room for has changed, or may have.
@@ -315,7 +309,7 @@ impl Queue {
             ..
         } = self;
         let group = &mut groups[model.row()];
-        let held = group.undecided > 0 && !cfg!(iop_break = "group_not_held");
+        let held = group.undecided > 0;
         let line = &mut group.lines[class.row()];
         let head = line
             .waiters

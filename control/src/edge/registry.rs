@@ -1,8 +1,8 @@
 //! Who owns each node id, and what every node connection may still do: machine 1 of the contract.
 //!
-//! Judges only: what a claim, a ready or a close means. What follows for leases and queue is done by
-//! `connection.rs`. A connection owns its node exactly while the node's row names it, so there is one
-//! record of ownership and every judgement compares with it. `[R-038]`
+//! Judges only: what a claim, a ready or a close means. What follows for leases and queue is done
+//! by `connection.rs`. A connection owns its node exactly while the node's row names it, so there
+//! is one record of ownership and every judgement compares with it. `[R-038]`
 //!
 //! Lives on: control. Bound: `SESSIONS_PER_SHARD_MAX` rows per shard, one row per configured node.
 use core::cmp::Ordering;
@@ -215,10 +215,9 @@ impl Registry {
             return Registration::Stale;
         };
         if matches!(seat.row, Row::Identified) {
-            let is_certified = claimed == certified || cfg!(iop_break = "certificate_ignored");
             let reason = match claimed {
                 None => Reason::NodeUnknown,
-                Some(_) if !is_certified => Reason::NodeNotCertified,
+                Some(_) if claimed != certified => Reason::NodeNotCertified,
                 Some(node) => return Registration::Claim { node },
             };
             seat.row = Row::Unbound { reason };
@@ -237,11 +236,6 @@ impl Registry {
                 }
             }
             Row::Bound { node, .. } if claimed == Some(node) => Registration::Repeat { node },
-            Row::Bound { .. } if cfg!(iop_break = "second_id_rebinds") && claimed.is_some() => {
-                Registration::Claim {
-                    node: claimed.expect("just tested"),
-                }
-            }
             Row::Bound { .. } => Registration::Refuse {
                 reason: Reason::SecondNodeId,
                 close: false,
@@ -249,8 +243,8 @@ impl Registry {
         }
     }
 
-    /// Binds `session` to `node` as its pending owner, under a new generation. The former owner must
-    /// have been put out before. Hands back the instant a close was set for: it is void.
+    /// Binds `session` to `node` as its pending owner, under a new generation. The former owner
+    /// must have been put out before. Hands back the instant a close was set for: it is void.
     /// `[R-024]` `[A-06]`
     ///
     /// # Panics
@@ -263,9 +257,7 @@ impl Registry {
         let generation = self
             .next
             .expect("2^64 claims take longer than any process lives");
-        if !cfg!(iop_break = "generation_reused") {
-            self.next = generation.next();
-        }
+        self.next = generation.next();
         let seat = &mut self.sessions[session.shard.row()][session.slot as usize];
         seat.row = Row::Bound { node, generation };
         self.owners[node.row()] = Some(Owner {
@@ -287,7 +279,7 @@ impl Registry {
                 reason: Reason::NotRegistered,
                 orphan: true,
             },
-            Row::Bound { node, .. } => match self.readied(session, node) {
+            Row::Bound { node, .. } => match self.owned(session, node) {
                 None => Readiness::Refuse {
                     reason: Reason::Superseded,
                     orphan: true,
@@ -296,19 +288,10 @@ impl Registry {
                     reason: Reason::NodeIdMismatch,
                     orphan: false,
                 },
-                Some(owner) if owner.is_ready && !cfg!(iop_break = "ready_activates_again") => {
-                    Readiness::Repeat
-                }
+                Some(owner) if owner.is_ready => Readiness::Repeat,
                 Some(owner) => Readiness::Activate { node, owner },
             },
         }
-    }
-
-    fn readied(&self, session: SessionRef, node: NodeIndex) -> Option<Owner> {
-        if cfg!(iop_break = "ready_ignores_owner") {
-            return self.owner(node);
-        }
-        self.owned(session, node)
     }
 
     /// The pending owner becomes dispatch-ready. `[R-030]`

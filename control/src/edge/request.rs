@@ -26,7 +26,7 @@ impl Control {
             deadline: now.after_ms(limits.wait_ms),
             body_bytes,
         };
-        if !self.queue.is_served(place) && !cfg!(iop_break = "unserved_waits") {
+        if !self.queue.is_served(place) {
             self.refuse(client, place.model, Reason::NoProviderConfigured, out);
         } else if let Some(candidate) = self.passes(place) {
             self.grant(now, place, waiter, candidate, out);
@@ -58,8 +58,8 @@ impl Control {
         Some(waiter)
     }
 
-    /// Grants the oldest waiter that a provider has room for, again and again, up to a step's bound.
-    /// `[R-042]` `[R-077]` `[D-16]`
+    /// Grants the oldest waiter that a provider has room for, again and again, up to a step's
+    /// bound. `[R-042]` `[R-077]` `[D-16]`
     pub(super) fn pump(&mut self, now: Now, out: &mut Out) {
         for _ in 0..GRANTS_PER_STEP_MAX {
             if out.room() == 0 {
@@ -137,7 +137,6 @@ impl Control {
     /// shard that the answer reaches. `[S-17]` `[P-07]`
     pub(super) fn client_gone(&mut self, client: ClientRef) {
         let place = self.queue.place_of(client);
-        let place = place.filter(|_| !cfg!(iop_break = "gone_waiter_stays"));
         match place.and_then(|place| self.stop_waiting(place)) {
             Some(_) => self.counters.clients_gone_waiting += 1,
             None => self.counters.clients_gone_late += 1,
@@ -147,9 +146,6 @@ impl Control {
     /// Queue wait is over. `[S-18]`
     pub(super) fn wait_over(&mut self, place: Place, out: &mut Out) {
         if let Some(waiter) = self.queue.leave(place) {
-            if cfg!(iop_break = "timed_out_waiter_stays") {
-                self.queue.enter(place, waiter);
-            }
             self.refuse(waiter.client, place.model, Reason::QueueTimeout, out);
         }
     }
@@ -161,9 +157,6 @@ impl Control {
             return;
         };
         if !self.resources.is_current(lease.provider, lease.generation) {
-            return;
-        }
-        if cfg!(iop_break = "selected_for_ever") {
             return;
         }
         let reason = Reason::DispatchTimeout;
@@ -220,11 +213,9 @@ impl Control {
         self.counters.returns_not_sent += u64::from(returned);
         let Some(client) = client else { return };
         match lease.phase {
-            Phase::Cancelled(reason) if !cfg!(iop_break = "cancelled_waits_again") => {
-                self.refuse(client, lease.place.model, reason, out);
-            }
+            Phase::Cancelled(reason) => self.refuse(client, lease.place.model, reason, out),
             Phase::Begun => panic!("a run that had begun was reported as not sent"),
-            Phase::Selected | Phase::Cancelled(_) => {
+            Phase::Selected => {
                 let mut place = lease.place;
                 if cfg!(iop_break = "requeue_at_tail") {
                     place = self.queue.new_place(place.model, place.class);
@@ -242,9 +233,6 @@ impl Control {
 
     /// The current terminal. Its kind and form do not matter to the lease. `[R-162]` `[R-174]`
     pub(super) fn terminal(&mut self, now: Now, run: RunRef, ending: Ending) {
-        if cfg!(iop_break = "only_complete_releases") && ending != Ending::Complete {
-            return;
-        }
         let Some((lease, returned)) = self.finish(run) else {
             return;
         };
@@ -282,9 +270,7 @@ impl Control {
         let returned = self
             .resources
             .release(lease.provider, lease.generation, class);
-        if !cfg!(iop_break = "no_pump_on_release") {
-            self.offer(lease.provider);
-        }
+        self.offer(lease.provider);
         Some((lease, returned))
     }
 }

@@ -63,27 +63,22 @@ pub(crate) struct Resource {
 impl Resource {
     /// Most leases of `count_tokens` at once: a quarter of the capacity, at least one. `[D-17]`
     pub(crate) fn count_tokens_max(&self) -> u32 {
-        if cfg!(iop_break = "count_tokens_unbounded") {
-            return self.capacity;
-        }
         (self.capacity / 4).max(1)
     }
 
     /// May be chosen, room or no room. `[states §2]`
     pub(crate) fn is_candidate(&self) -> bool {
-        let draining_counts = !cfg!(iop_break = "goaway_ignored");
         match self.live {
             Live::Offline => false,
-            Live::Live { draining, .. } => self.enabled && !(draining && draining_counts),
+            Live::Live { draining, .. } => self.enabled && !draining,
         }
     }
 
     /// Live candidate with room for one more of `kind`. Its type plays no part. `[R-237]`
     fn takes(&self, kind: Kind) -> bool {
-        let long_is_bound = !cfg!(iop_break = "long_capacity_ignored");
         self.is_candidate()
-            && (self.load.in_flight < self.capacity || cfg!(iop_break = "capacity_ignored"))
-            && (!kind.is_long() || self.load.long < self.long_capacity || !long_is_bound)
+            && self.load.in_flight < self.capacity
+            && (!kind.is_long() || self.load.long < self.long_capacity)
             && (!kind.is_count_tokens() || self.load.count_tokens < self.count_tokens_max())
     }
 
@@ -164,8 +159,8 @@ impl Resources {
         self.get(provider).generation() == Some(generation)
     }
 
-    /// The candidate that takes one more of `class`: least loaded for its size after the grant, then
-    /// longest unused, then first configured. `[D-16]`
+    /// The candidate that takes one more of `class`: least loaded for its size after the grant,
+    /// then longest unused, then first configured. `[D-16]`
     pub(crate) fn select(&self, candidates: &[Candidate], class: Class) -> Option<usize> {
         let mut best: Option<(usize, &Resource)> = None;
         for (position, candidate) in candidates.iter().enumerate() {
@@ -201,14 +196,8 @@ impl Resources {
     /// Offline, and every lease held on it returned. Hands back how many. `[R-073]` `[R-074]`
     pub(crate) fn fence(&mut self, provider: ProviderIndex) -> u32 {
         let resource = &mut self.rows[provider.row()];
-        let held = if cfg!(iop_break = "fence_keeps_load") {
-            0
-        } else {
-            core::mem::take(&mut resource.load).in_flight
-        };
-        if !cfg!(iop_break = "fence_keeps_live") {
-            resource.live = Live::Offline;
-        }
+        let held = core::mem::take(&mut resource.load).in_flight;
+        resource.live = Live::Offline;
         self.returned += u64::from(held);
         held
     }
@@ -229,8 +218,7 @@ impl Resources {
         generation: Generation,
         class: Class,
     ) -> bool {
-        let stale = !self.is_current(provider, generation);
-        if stale && !cfg!(iop_break = "release_ignores_generation") {
+        if !self.is_current(provider, generation) {
             return false;
         }
         let resource = &mut self.rows[provider.row()];
@@ -245,9 +233,6 @@ impl Resources {
 
 /// (in_flight + 1) / capacity, compared without division; then the one unused for longer.
 fn precedes(left: &Resource, right: &Resource) -> bool {
-    if cfg!(iop_break = "select_first") {
-        return false;
-    }
     let share = |mine: &Resource, other: &Resource| {
         u64::from(mine.load.in_flight + 1) * u64::from(other.capacity)
     };

@@ -1,7 +1,7 @@
 //! What the Edge looks like from outside: nodes, providers, models at one instant.
 //!
-//! Lives on: made by control in one O(nodes + providers + models that name them) step, read anywhere.
-//! Bound: the tables of `names`. Ask at most once a second.
+//! Lives on: made by control in one O(nodes + providers + models that name them) step, read
+//! anywhere. Bound: the tables of `names`. Ask at most once a second.
 use std::sync::Arc;
 
 use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex};
@@ -139,10 +139,9 @@ impl Control {
     fn node_snapshot(&self, node: NodeIndex) -> NodeSnapshot {
         let providers = self.resources.of_node(node);
         let owner = self.registry.owner(node);
-        let pending_counts = cfg!(iop_break = "pending_is_connected");
         NodeSnapshot {
             node,
-            connected: owner.is_some_and(|owner| owner.is_ready || pending_counts),
+            connected: owner.is_some_and(|owner| owner.is_ready),
             draining: providers.iter().any(|&provider| {
                 matches!(
                     self.resources.get(provider).live,
@@ -156,23 +155,19 @@ impl Control {
         }
     }
 
-    /// The projection table of the contract: offline and enabled, all figures 0; disabled, figures 0
-    /// but for the leases still held under a live node; live, the real ones. `[R-284]` `[A-46]`
+    /// The projection table of the contract: offline and enabled, all figures 0; disabled, figures
+    /// 0 but for the leases still held under a live node; live, the real ones. `[R-284]` `[A-46]`
     fn provider_snapshot(&self, provider: ProviderIndex) -> ProviderSnapshot {
         let resource: &Resource = self.resources.get(provider);
         let is_enabled = self.names.provider(provider).enabled;
         let is_live = resource.live != Live::Offline;
         let (status, health) = match (is_enabled, is_live) {
             (false, _) => (Status::Disabled, Health::Configured),
-            (true, false) if cfg!(iop_break = "offline_is_available") => {
-                (Status::Available, Health::Configured)
-            }
             (true, false) => (Status::Unavailable, Health::Offline),
             (true, true) => (Status::Available, Health::Configured),
         };
         let is_shown = is_enabled && is_live;
-        let is_candidate = resource.is_candidate() || cfg!(iop_break = "offline_is_queued");
-        let (queued, long_queued) = if is_candidate {
+        let (queued, long_queued) = if resource.is_candidate() {
             self.queue.pressure(provider)
         } else {
             (0, 0)

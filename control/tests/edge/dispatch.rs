@@ -85,8 +85,9 @@ fn r237_a_provider_type_excludes_nobody() {
     assert_eq!(chosen, [0, 1]);
 }
 
+/// Proves.
 #[test]
-fn an_unreferenced_provider_is_never_used() {
+fn r238_an_unreferenced_provider_is_never_used() {
     let mut rig = World::new(1)
         .provider(0, 1)
         .provider(0, 9)

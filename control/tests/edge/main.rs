@@ -1,4 +1,5 @@
-//! The Edge's core, one claim per test: who owns a node, who gets a lease, who waits, what is shown.
+//! The Edge's core, one claim per test: who owns a node, who gets a lease, who waits, what is
+//! shown.
 //!
 //! Virtual time, real code, no shards: each test plays the shards itself and checks every invariant
 //! after each step.

@@ -71,8 +71,9 @@ fn retry_after_follows_recent_service_time() {
     assert_eq!(retry(1), u16::try_from(RETRY_AFTER_S_MAX).unwrap());
 }
 
+/// Proves [D-16].
 #[test]
-fn order_is_by_age_within_a_line_and_across_models_that_share_a_provider() {
+fn d016_order_is_by_age_within_a_line_and_across_models_that_share_a_provider() {
     let mut rig = World::new(1).provider(0, 1).model(&[0]).model(&[0]).rig();
     rig.up(session(1), 0);
     let mut run = rig.run(0, 0);
@@ -100,27 +101,23 @@ fn r270_a_blocked_long_head_holds_up_no_short_one() {
         .model(&[0])
         .rig();
     rig.up(session(1), 0);
+    let figures = |rig: &crate::rig::Rig| (rig.shown(0).in_flight, rig.shown(0).long_in_flight);
     let long = grants(&rig.submit_as(1, 0, CHAT, true, 10))[0].1;
     assert_eq!(
         rig.submit_as(2, 0, CHAT, true, 10),
         [],
         "one long at a time"
     );
-    let short = rig.run(3, 0);
-    assert_eq!(
-        (rig.shown(0).in_flight, rig.shown(0).long_in_flight),
-        (2, 1)
-    );
-    rig.complete(short);
-    assert_eq!(
-        (rig.shown(0).in_flight, rig.shown(0).long_in_flight),
-        (1, 1)
-    );
+    let shorts = [rig.run(3, 0), rig.run(4, 0)];
+    assert_eq!(figures(&rig), (3, 1));
+    assert_eq!(rig.submit(5, 0), []);
+    // The long one is older, and has no room; the short one has.
+    assert_eq!(granted(&rig.complete(shorts[0])), clients([5]));
+    assert_eq!(figures(&rig), (3, 1));
+    assert_eq!(rig.complete(shorts[1]), []);
+    assert_eq!(figures(&rig), (2, 1));
     assert_eq!(granted(&rig.complete(long)), clients([2]));
-    assert_eq!(
-        (rig.shown(0).in_flight, rig.shown(0).long_in_flight),
-        (1, 1)
-    );
+    assert_eq!(figures(&rig), (2, 1));
 }
 
 /// Proves [P-07].

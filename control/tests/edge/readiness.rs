@@ -74,7 +74,7 @@ fn r024_an_accepted_registration_owns_the_node_pending() {
     assert!(!rig.is_connected(0));
 }
 
-/// Proves. Also: a registration alone is never dispatched to, however long it lasts.
+/// Proves, [R-077].
 #[test]
 fn r077_a_waiter_goes_with_the_ready_and_not_before() {
     let mut rig = World::new(1).provider(0, 1).model(&[0]).rig();
@@ -100,10 +100,14 @@ fn r005_a_second_node_id_changes_nothing() {
     let run = rig.run(1, 0);
     let before = rig.control.owner(node(0));
     let effects = rig.register(session(1), 1);
-    let refusal = Some(Reason::SecondNodeId);
-    assert!(
-        matches!(effects[..], [Effect::RegisterReply { refusal: r, close: false, .. }] if r == refusal)
-    );
+    let reply = Effect::RegisterReply {
+        session: session(1),
+        reply_to: 1,
+        node: None,
+        refusal: Some(Reason::SecondNodeId),
+        close: false,
+    };
+    assert_eq!(effects, [reply]);
     assert_eq!(rig.control.owner(node(0)), before);
     assert_eq!(rig.control.owner(node(1)), None);
     assert_eq!(rig.complete(run), []);
@@ -464,8 +468,9 @@ fn a_silent_shard_is_wedged_and_a_stopped_process_is_not() {
     );
 }
 
+/// Proves.
 #[test]
-fn a_node_that_never_readies_stays_pending() {
+fn r049_a_node_that_never_readies_stays_pending() {
     let mut rig = small(1);
     rig.register(session(1), 0);
     assert_eq!(rig.pass_ms(3_600_000), []);

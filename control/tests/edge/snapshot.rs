@@ -52,7 +52,7 @@ fn r284_an_offline_provider_shows_zeros_and_keeps_its_entry() {
     assert_eq!(rig.control.names().provider(shown.provider).id, "pv0");
 }
 
-/// Proves.
+/// Proves, [R-272], [R-273].
 #[test]
 fn r271_queued_counts_each_waiting_request_once_per_live_candidate() {
     let mut rig = World::new(2)
@@ -90,11 +90,12 @@ fn r271_queued_counts_each_waiting_request_once_per_live_candidate() {
     );
 }
 
-/// Proves.
+/// Proves, [R-281].
 #[test]
 fn r280_every_configured_node_is_listed_and_connected_only_when_ready() {
     let mut rig = World::new(3)
         .provider(0, 1)
+        .provider(1, 1)
         .provider(2, 1)
         .model(&[0])
         .rig();
@@ -112,7 +113,7 @@ fn r280_every_configured_node_is_listed_and_connected_only_when_ready() {
         (nodes, connected),
         (vec![0, 1, 2], vec![false, false, true])
     );
-    assert_eq!(providers, [1, 0, 1]);
+    assert_eq!(providers, [1, 1, 1]);
 }
 
 #[test]

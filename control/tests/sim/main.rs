@@ -1,11 +1,11 @@
-//! The Edge's core in a seeded world: modelled shards, nodes that flap, clients that come and leave,
-//! and links that deliver in any order between each other.
+//! The Edge's core in a seeded world: modelled shards, nodes that flap, clients that come and
+//! leave, and links that deliver in any order between each other.
 //!
 //! Every step is judged twice: by the core's own invariants, recounted over its whole state, and by
 //! `Shadow`, a naive core that knows the contract alone. At the end everything must drain.
 //!
-//! `IOP_SIM_SEEDS` and `IOP_SIM_STEPS` make it longer; `IOP_SIM_SEED` runs one seed. A failure names
-//! seed and step.
+//! `IOP_SIM_SEEDS` and `IOP_SIM_STEPS` make it longer; `IOP_SIM_SEED` runs one seed. A failure
+//! names seed and step.
 #![expect(clippy::unwrap_used, reason = "a test: a broken assumption fails it")]
 
 mod shadow;

@@ -215,6 +215,11 @@ impl Shard {
                 } else {
                     None
                 };
+                if person.is_none() && dice.chance(2) {
+                    // Its client left: this shard may say so itself, or leave it to the node's.
+                    self.events.push_back(Event::NotSent { run, client: None });
+                    return None;
+                }
                 return Some(Parcel {
                     run,
                     session,
@@ -338,13 +343,16 @@ impl Shard {
                     generation < run.generation,
                     "a slot's generation came again"
                 );
-                assert_eq!(state, Run::Done, "a slot was given away before its report");
+                let is_live = matches!(state, Run::Live { .. });
+                assert!(!is_live, "a slot was given away before its report");
                 None
             }
             None => None,
         };
         let client = person.map(|person| self.seat(person, ClientState::Waiting));
-        let is_open = self.session(session).is_some();
+        // Before its acknowledgement has come here, a shard may hold the request or hand it back.
+        let is_ready = self.session(session).map(|session| session.ready);
+        let is_open = is_ready.is_some_and(|is_ready| is_ready || dice.chance(2));
         match client {
             Some(slot) if is_open && reason.is_none() => {
                 self.clients[slot as usize].tenant.as_mut().unwrap().state =
