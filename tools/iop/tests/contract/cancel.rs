@@ -1,11 +1,11 @@
-//! The client leaves, or is let go, in every phase of its request: what the node hears, and when the
-//! lease comes back.
+//! The client leaves, or is let go, in every phase of its request: what the node hears, and when
+//! the lease comes back.
 use iop_proto::domain::Message;
 
 use crate::disconnect::{UNREAD_BYTES, block_writer, numbered};
 use crate::kit::{
     Kill, Run, World, catalog, catalog_with, expect_abort, expect_cancel, expect_error,
-    expect_error_event, expect_nothing,
+    expect_error_event, expect_nothing, pending,
 };
 use crate::support::chat;
 
@@ -224,9 +224,55 @@ fn no_timer_returns_the_lease_of_a_cancelled_run() {
     world.rest();
 }
 
-/// Proves.
+/// Proves, [A-63].
 #[test]
 fn r248_an_answer_that_cannot_be_written_is_cancelled_and_the_rest_of_it_dropped() {
+    let tail = "ingress:\n  tolerate_half_close: true\n";
+    let world = World::new(&catalog([1, 1], tail));
+    let mut node = world.node("n1");
+    // A client that has closed its sending side, and reads: it gets its answer.
+    let mut client = world.asks(&chat("only1", true));
+    client
+        .stream
+        .shutdown(std::net::Shutdown::Write)
+        .expect("connected");
+    let mut run = Run::asked(&mut node);
+    run.sse(&mut node);
+    run.body(&mut node, b"data: 1\n\n");
+    run.end(&mut node);
+    let head = client.head().expect("an answer");
+    assert_eq!(client.body(&head), (b"data: 1\n\n".to_vec(), true));
+    drop(client);
+    // One that has gone altogether shows it by nothing but failing writes.
+    let mut client = world.asks(&chat("only1", true));
+    client
+        .stream
+        .shutdown(std::net::Shutdown::Write)
+        .expect("connected");
+    let mut run = Run::asked(&mut node);
+    run.sse(&mut node);
+    client.head().expect("the answer begins");
+    drop(client);
+    let cancel = (0..1_000).find_map(|_| {
+        run.body(&mut node, b"data: nobody\n\n");
+        pending(&mut node).pop()
+    });
+    match cancel.expect("a CancelRequest") {
+        Message::CancelRequest(cancel) => assert_eq!(cancel.run_id, run.id),
+        other => panic!("expected CancelRequest, got {other:?}"),
+    }
+    world.saw("client_gone", 1);
+    assert_eq!(world.held(), 1.0);
+    run.body(&mut node, b"data: dropped\n\n");
+    run.error(&mut node, "cancelled");
+    world.wait_held(0);
+    world.serves(&mut node, "only1");
+    drop(node);
+    world.rest();
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cancelled_when_its_time_is_over() {
     let tail = "timeouts:\n  write_stall_ms: 600\n";
     let world = World::new(&catalog([1, 1], tail));
     let mut node = world.node("n1");

@@ -1,4 +1,5 @@
-//! Long frames: forwarded while they arrive, assembled when they must be, refused when neither may be.
+//! Long frames: forwarded while they arrive, assembled when they must be, refused when neither may
+//! be.
 use iop_proto::domain::FrameKind;
 use iop_proto::limits::ASSEMBLED_BYTES_MAX;
 
@@ -6,7 +7,7 @@ use crate::kit::{
     FRAME, Run, World, bytes_field, catalog, expect_error_event, expect_nothing, int_field, noise,
     prefixed, sealed,
 };
-use crate::support::{Client, Head, Node, chat};
+use crate::support::{Client, Head, Metrics, Node, chat};
 
 /// A whole BODY frame around `body`, fields in the usual order, `tail` behind the body.
 fn usual(run: &Run, body: &[u8], tail: &[u8]) -> Vec<u8> {
@@ -45,38 +46,21 @@ fn exchange(node: &mut Node, client: &mut Client, head: &Head, bytes: &[u8]) -> 
     })
 }
 
+const KIB: usize = 1024;
+/// Around a record, a block, a receive buffer, the assembled limit; and far beyond.
+#[rustfmt::skip]
+const LENGTHS: [usize; 23] = [
+    1, 2, 100, 4_000, 16_000, 16_300, 16_383, 16_384, 16_385, 16_448, 16_600, 16_700, 32_768,
+    65_535, 65_536, 65_700, 70_000, 131_072, 256 * KIB, KIB * KIB - 1, KIB * KIB, KIB * KIB + 1,
+    5 * KIB * KIB,
+];
+
 /// Proves, [D-02].
 #[test]
 fn d02_bodies_of_every_length_arrive_byte_for_byte() {
     let world = World::new(&catalog([4, 4], ""));
     let mut node = world.node("n1");
-    let kib = 1024;
-    let lengths = [
-        1,
-        2,
-        100,
-        4_000,
-        16_000,
-        16_300,
-        16_383,
-        16_384,
-        16_385,
-        16_448,
-        16_600,
-        16_700,
-        32_768,
-        65_535,
-        65_536,
-        65_700,
-        70_000,
-        131_072,
-        256 * kib,
-        kib * kib - 1,
-        kib * kib,
-        kib * kib + 1,
-        5 * kib * kib,
-    ];
-    for (row, &length) in lengths.iter().enumerate() {
+    for (row, &length) in LENGTHS.iter().enumerate() {
         let body = noise(length, 1 + row as u64);
         let mut client = world.asks(&chat("only1", true));
         let mut run = Run::asked(&mut node);
@@ -95,22 +79,7 @@ fn d02_bodies_of_every_length_arrive_byte_for_byte() {
         let (seen, whole) = exchange(&mut node, &mut client, &head, &bytes);
         assert!(whole && seen == body, "{length} bytes: {} came", seen.len());
     }
-    // Shorter than a block and in two pieces.
-    let body = noise(9_000, 99);
-    let (mut client, mut run, head) = begin(&world, &mut node);
-    let bytes = usual(&run, &body, b"");
-    let came =
-        |seen: &crate::support::Metrics| seen.get("iop_edge_node_bytes_total{direction=\"in\"}");
-    let before = came(&world.edge.metrics());
-    node.send_bytes(&bytes[..5_000]);
-    world
-        .edge
-        .wait_metrics("the first piece", |seen| came(seen) >= before + 5_000.0);
-    node.send_bytes(&bytes[5_000..]);
-    run.next += 1;
-    run.end(&mut node);
-    assert_eq!(client.body(&head), (body, true));
-
+    in_two_pieces(&world, &mut node);
     let seen = world.edge.metrics();
     for path in ["in_place", "carried", "cut_through"] {
         let series = format!("iop_edge_envelopes_received_total{{path=\"{path}\"}}");
@@ -120,8 +89,25 @@ fn d02_bodies_of_every_length_arrive_byte_for_byte() {
         seen.get("iop_edge_envelopes_received_total{path=\"assembled\"}"),
         0.0
     );
-    drop((node, client));
+    drop(node);
     world.rest();
+}
+
+/// A body shorter than a block whose second half comes when the first has arrived.
+fn in_two_pieces(world: &World, node: &mut Node) {
+    let body = noise(9_000, 99);
+    let (mut client, mut run, head) = begin(world, node);
+    let bytes = usual(&run, &body, b"");
+    let came = |seen: &Metrics| seen.get("iop_edge_node_bytes_total{direction=\"in\"}");
+    let before = came(&world.edge.metrics());
+    node.send_bytes(&bytes[..5_000]);
+    world
+        .edge
+        .wait_metrics("the first half", |seen| came(seen) >= before + 5_000.0);
+    node.send_bytes(&bytes[5_000..]);
+    run.next += 1;
+    run.end(node);
+    assert_eq!(client.body(&head), (body, true));
 }
 
 #[test]

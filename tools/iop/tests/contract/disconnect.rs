@@ -1,7 +1,7 @@
 //! A node leaves: what its clients see, and that its capacity comes back once.
 use crate::kit::{
     Kill, Run, World, catalog, expect_abort, expect_accepted, expect_error, expect_error_event,
-    expect_nothing, ready,
+    expect_nothing, expect_ready, ready,
 };
 use crate::support::{Client, Edge, Head, Node, chat, envelope_with, post};
 
@@ -145,6 +145,13 @@ pub(crate) fn block_writer(world: &World, model: &str) -> Client {
 /// Proves [S-12], [D-02].
 #[test]
 fn s12_requests_that_had_not_begun_go_to_the_next_generation_in_their_order() {
+    // The generation ends because its connection does, or because another claims its node.
+    for is_claimed in [false, true] {
+        s12_with(is_claimed);
+    }
+}
+
+fn s12_with(is_claimed: bool) {
     let world = World::new(&catalog([4, 4], ""));
     let node = world.node("n1");
     let mut long = block_writer(&world, "only1");
@@ -160,16 +167,22 @@ fn s12_requests_that_had_not_begun_go_to_the_next_generation_in_their_order() {
     world.wait_queued(1);
     assert_eq!(world.held(), 4.0);
 
-    Kill::Reset.node(node);
+    let mut next = Node::connect(&world.edge, "n1");
+    let old = if is_claimed {
+        Some(node) // it does not read: its close is the Edge's doing
+    } else {
+        Kill::Reset.node(node);
+        None
+    };
+    next.register("n1");
+    expect_accepted(&mut next);
     expect_error(&mut long, 503, "node_lost", "node");
     world.wait_queued(4);
-    let seen = world.wait("iop_edge_leases_held", 0);
-    assert_eq!(
-        seen.get("iop_edge_queue_entries_total{why=\"not_sent\"}"),
-        3.0
-    );
+    world.wait_held(0);
+    world.wait("iop_edge_queue_entries_total{why=\"not_sent\"}", 3);
 
-    let mut next = world.node("n1");
+    next.send(&ready("n1"));
+    expect_ready(&mut next, true);
     for row in 0..4 {
         let request = next.tunnel();
         assert_eq!(number(&request.body), row, "in the order they came");
@@ -183,7 +196,97 @@ fn s12_requests_that_had_not_begun_go_to_the_next_generation_in_their_order() {
         assert_eq!(client.body(&head), (row.to_string().into_bytes(), true));
     }
     expect_nothing(&mut next); // each once
-    drop((long, clients, next));
+    drop((long, clients, next, old));
+    world.rest();
+}
+
+/// Or to another node, if one serves the model.
+#[test]
+fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
+    let world = World::new(&catalog([4, 4], ""));
+    let node = world.node("n1");
+    let mut long = block_writer(&world, "only1");
+    let mut either = world.asks(&numbered("m1", 1));
+    world.wait("iop_edge_runs", 2);
+    let mut own = world.asks(&numbered("only1", 2));
+    world.wait("iop_edge_runs", 3);
+    let mut other = world.node("n2");
+    expect_nothing(&mut other); // a grant that was made stands
+    Kill::Reset.node(node);
+    expect_error(&mut long, 503, "node_lost", "node");
+    let request = other.tunnel();
+    assert_eq!((number(&request.body), request.target.as_str()), (1, "t2"));
+    let body = String::from_utf8_lossy(&request.body);
+    assert!(body.contains("\"model\":\"t2\""), "spliced anew: {body}");
+    let mut run = Run::of(&request);
+    run.start(&mut other, 204, &[]);
+    run.end(&mut other);
+    assert_eq!(either.head().expect("an answer").status, 204);
+    expect_nothing(&mut other);
+    let mut back = world.node("n1");
+    let request = back.tunnel();
+    assert_eq!(number(&request.body), 2);
+    let mut run = Run::of(&request);
+    run.start(&mut back, 204, &[]);
+    run.end(&mut back);
+    assert_eq!(own.head().expect("an answer").status, 204);
+    drop((long, either, own, other, back));
+    world.rest();
+}
+
+/// The last word of a run and the end of its connection, in one record: the answer is whole.
+#[test]
+fn a_terminal_before_the_close_counts_and_the_close_finds_nothing_to_return() {
+    let world = World::new(&catalog([4, 4], ""));
+    for round in 1..=3 {
+        let mut node = world.node("n1");
+        let mut client = world.asks(&chat("only1", true));
+        let mut run = Run::asked(&mut node);
+        run.sse(&mut node);
+        run.body(&mut node, b"data: 1\n\n");
+        let end = run.bare(iop_proto::domain::FrameKind::End, run.next);
+        node.send_bytes(&[end, vec![0; 4]].concat());
+        let head = client.head().expect("an answer");
+        assert_eq!(client.body(&head), (b"data: 1\n\n".to_vec(), true));
+        node.expect_closed();
+        let seen = world.wait("iop_edge_node_fences_total", round);
+        assert_eq!(
+            seen.get("iop_edge_leases_returned_total{by=\"fence\"}"),
+            0.0
+        );
+    }
+    world.wait("iop_edge_leases_returned_total{by=\"terminal\"}", 3);
+    world.rest();
+}
+
+/// A terminal for a request that has not been sent whole is a peer that knows too much.
+#[test]
+fn an_answer_that_ends_before_its_request_was_whole_closes_the_session() {
+    let world = World::new(&catalog([4, 4], ""));
+    let mut node = world.node("n1");
+    let mut long = block_writer(&world, "only1");
+    // Its first bytes name the run.
+    let mut bytes = [0; 1_024];
+    std::io::Read::read_exact(&mut node.stream, &mut bytes).expect("the request's first bytes");
+    let at = bytes
+        .windows(2)
+        .position(|pair| pair == [0x0a, 32])
+        .expect("a run id")
+        + 2;
+    let id = String::from_utf8(bytes[at..at + 32].to_vec()).expect("hex digits");
+    let mut run = Run { id, next: 1 };
+    run.sse(&mut node);
+    run.body(&mut node, b"data: early\n\n");
+    let head = long.head().expect("an early answer may begin");
+    assert_eq!(long.at_least(13), b"data: early\n\n");
+    run.end(&mut node);
+    expect_error_event(&mut long, &head, b"", "node_lost");
+    world.saw("envelope_wrong_state", 1);
+    world.wait_held(0);
+    Kill::Reset.node(node);
+    let mut next = world.node("n1");
+    world.serves(&mut next, "only1");
+    drop((long, next));
     world.rest();
 }
 

@@ -15,7 +15,8 @@ const HEAD: &str = "POST /v1/chat/completions?trace=1 HTTP/1.1\r\nHost: edge\r\n
     X-Hop: marker-6\r\nTE: trailers\r\nUpgrade: h2c\r\nAccept-Encoding: gzip, br\r\n\
     X-Request-Id: the-clients-own.1\r\nX-Custom: one\r\nx-custom: two\r\n\
     traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n";
-/// What a re-serialiser would change: space, order, numbers, escapes, a nested key of the same name.
+/// What a re-serialiser would change: space, order, numbers, escapes, a nested key of the same
+/// name.
 const BODY: [&str; 2] = [
     "{ \"z\" : 1e400 ,\n\t\"n\":{\"model\":\"only1\"},\"model\" : ",
     " ,\"a\":12345678901234567890,\"s\":\"\\u0041\\/\u{e9}\u{1f600}\", \"stream\" :true, \"z\":-0.0 }",

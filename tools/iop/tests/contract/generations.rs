@@ -1,5 +1,5 @@
-//! One claim's runs are nobody else's: what an older connection, another node or another process says
-//! of them counts nothing.
+//! One claim's runs are nobody else's: what an older connection, another node or another process
+//! says of them counts nothing.
 use iop_proto::domain::FrameKind;
 
 use crate::kit::{

@@ -88,6 +88,30 @@ fn any_byte_is_a_sign_of_life() {
     world.rest();
 }
 
+/// Many pings at once are one question: the newest is answered.
+#[test]
+fn a_burst_of_pings_is_answered_by_its_last() {
+    let world = World::new(&catalog([4, 4], ""));
+    let mut node = world.node("n1");
+    let burst: Vec<u8> = (1..=5_000)
+        .flat_map(|seq| envelope(&Message::Ping(Ping { seq })))
+        .collect();
+    node.send_bytes(&burst);
+    let mut last = 0;
+    while last < 5_000 {
+        match node.try_receive_any() {
+            Some(Message::Pong(pong)) => {
+                assert!(pong.seq > last, "in order, each at most once");
+                last = pong.seq;
+            }
+            other => panic!("expected a pong, got {other:?}"),
+        }
+    }
+    world.serves(&mut node, "m1");
+    drop(node);
+    world.rest();
+}
+
 /// Proves [D-56].
 #[test]
 fn d56_heartbeats_run_before_registration_and_while_pending() {

@@ -1,13 +1,18 @@
 //! Who may speak at all: certificates, roles, names, and the wrong protocol on either port.
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Stdio;
 use std::sync::Arc;
 
+use rcgen::{
+    CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
 use rustls::ClientConfig;
 
-use crate::kit::{World, catalog, register};
-use crate::support::{DEADLINE, Directory, Node, Setup, envelope_with, iop, make_pki, node_tls};
+use crate::kit::{
+    Run, World, catalog, expect_accepted, expect_error_event, expect_nothing, register,
+};
+use crate::support::{DEADLINE, Directory, Node, Setup, chat, envelope_with, make_pki, node_tls};
 
 /// TLS of a peer that presents nothing, or of one with other ALPN names.
 fn altered(
@@ -42,7 +47,8 @@ impl rustls::client::ResolvesClientCert for Nobody {
     }
 }
 
-/// Dials, writes a RegisterRequest at once, and reads until the end: not one byte for the application.
+/// Dials, writes a RegisterRequest at once, and reads until the end: not one byte for the
+/// application.
 fn expect_refused(world: &World, config: Arc<ClientConfig>) {
     let mut node = Node::connect_with(&world.edge, config);
     let _refused_already = node.try_send_bytes(&envelope_with(&register("n1"), 1));
@@ -68,14 +74,25 @@ fn speak(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn more_pki(world: &World, arguments: &[&str]) {
-    let status = iop()
-        .args(arguments)
-        .arg("--dir")
-        .arg(world.edge.directory.path().join("pki"))
-        .stdout(Stdio::null())
-        .status();
-    assert!(status.expect("iop runs").success());
+/// Has the world's authority sign a certificate for client use that names `uris`.
+fn sign(world: &World, name: &str, uris: &[&str], change: impl FnOnce(&mut CertificateParams)) {
+    let pki = world.edge.directory.path().join("pki");
+    let read = |file: &str| fs::read_to_string(pki.join(file)).expect("a file of the authority");
+    let key = KeyPair::from_pem(&read("ca.key")).expect("the authority's key");
+    let issuer = Issuer::from_ca_cert_pem(&read("ca.crt"), key).expect("the authority");
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::ExplicitNoCa;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.subject_alt_names = uris
+        .iter()
+        .map(|&uri| SanType::URI(uri.try_into().expect("ASCII")))
+        .collect();
+    change(&mut params);
+    let key = KeyPair::generate().expect("a key");
+    let certificate = params.signed_by(&key, &issuer).expect("a certificate");
+    fs::write(pki.join(format!("{name}.crt")), certificate.pem()).expect("a file");
+    fs::write(pki.join(format!("{name}.key")), key.serialize_pem()).expect("a file");
 }
 
 /// Proves, [R-011], [R-012], [R-013], [R-014].
@@ -83,21 +100,75 @@ fn more_pki(world: &World, arguments: &[&str]) {
 fn r011_peers_without_the_right_certificate_get_nothing_and_disturb_nobody() {
     let world = World::new(&catalog([4, 4], ""));
     let mut owner = world.node("n1");
-    let before = world
-        .edge
-        .metrics()
-        .get("iop_edge_node_registrations_total");
-    assert_eq!(before, 1.0, "the right certificate is let in");
-
-    more_pki(&world, &["pki", "node", "n-evil"]);
+    let registrations = "iop_edge_node_registrations_total";
+    assert_eq!(
+        world.edge.metrics().get(registrations),
+        1.0,
+        "the right one is let in"
+    );
     let elsewhere = Directory::new();
     make_pki(&elsewhere, &["n1"]);
     let good = node_tls(&world.edge.directory, "n1");
-
     expect_refused(&world, without_certificate(&good));
+    world.saw("identity_missing", 1);
     expect_refused(&world, node_tls(&elsewhere, "n1"));
+    world.saw("certificate_untrusted", 1);
+    // An Edge's own, and certificates that are right but for one thing.
     expect_refused(&world, node_tls(&world.edge.directory, "edge-1"));
-    expect_refused(&world, node_tls(&world.edge.directory, "n-evil"));
+    world.saw("identity_invalid", 1);
+    let yesterday = time::OffsetDateTime::now_utc() - time::Duration::days(1);
+    type Change = fn(&mut CertificateParams, time::OffsetDateTime);
+    let n1 = "spiffe://iop.test/node/n1";
+    let cases: [(&[&str], Change, &str, u32); 8] = [
+        (
+            &["spiffe://iop.test/edge/n1"],
+            |_, _| {},
+            "identity_wrong_role",
+            1,
+        ),
+        (
+            &["spiffe://iop.test/node/n-evil"],
+            |_, _| {},
+            "identity_wrong_name",
+            1,
+        ),
+        (
+            &["spiffe://iop.test/node/N1"],
+            |_, _| {},
+            "identity_wrong_name",
+            2,
+        ),
+        (
+            &["spiffe://other.test/node/n1"],
+            |_, _| {},
+            "identity_invalid",
+            2,
+        ),
+        (
+            &[n1, "spiffe://iop.test/node/n2"],
+            |_, _| {},
+            "identity_invalid",
+            3,
+        ),
+        (&[], |_, _| {}, "identity_missing", 2),
+        (
+            &[n1],
+            |params, _| params.key_usages.clear(),
+            "identity_invalid",
+            4,
+        ),
+        (
+            &[n1],
+            |params, yesterday| params.not_after = yesterday,
+            "certificate_expired",
+            1,
+        ),
+    ];
+    for (uris, change, reason, count) in cases {
+        sign(&world, "bad", uris, |params| change(params, yesterday));
+        expect_refused(&world, node_tls(&world.edge.directory, "bad"));
+        world.saw(reason, count);
+    }
     expect_refused(
         &world,
         altered(&good, |config| config.alpn_protocols.clear()),
@@ -108,22 +179,22 @@ fn r011_peers_without_the_right_certificate_get_nothing_and_disturb_nobody() {
             config.alpn_protocols = vec![b"iop-edge-node/2".to_vec()];
         }),
     );
-    world.saw("identity_missing", 1);
-    world.saw("identity_wrong_name", 1);
     world.saw("alpn_mismatch", 2);
 
     let after = world.edge.metrics();
-    assert_eq!(
-        after.get("iop_edge_node_registrations_total"),
-        before,
-        "nobody registered"
-    );
+    assert_eq!(after.get(registrations), 1.0, "nobody registered");
     assert_eq!(
         after.get("iop_edge_sessions"),
         1.0,
         "no shard heard of them"
     );
     assert_eq!(after.get("iop_edge_node_fences_total"), 0.0);
+    // And signed like them, with nothing wrong.
+    sign(&world, "right", &["spiffe://iop.test/node/n2"], |_| {});
+    let mut other = Node::connect_with(&world.edge, node_tls(&world.edge.directory, "right"));
+    other.send(&register("n2"));
+    expect_accepted(&mut other);
+    drop(other);
     world.serves(&mut owner, "m1");
     drop(owner);
     world.rest();
@@ -192,6 +263,62 @@ fn tls_to_an_edge_that_takes_plaintext_nodes_is_refused_and_the_preface_is_accep
         "{text}"
     );
     drop(stream);
+    world.rest();
+}
+
+/// Records that cannot be opened end the connection, and its generation; a change of keys does not.
+#[test]
+fn a_record_that_cannot_be_opened_closes_the_session() {
+    let world = World::new(&catalog([4, 4], ""));
+    let tampered = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
+    let too_long = [23, 3, 3, 0xff, 0xff];
+    let empty = [23, 3, 3, 0, 0];
+    let plaintext = b"POST / HTTP/1.1\r\n";
+    let cases: [&[u8]; 4] = [&tampered, &too_long, &empty, plaintext];
+    for (row, bytes) in cases.into_iter().enumerate() {
+        let mut node = world.node("n1");
+        let mut client = world.asks(&chat("only1", true));
+        let mut run = Run::asked(&mut node);
+        run.sse(&mut node);
+        let head = client.head().expect("the answer begins");
+        node.stream.conn.refresh_traffic_keys().expect("TLS 1.3");
+        run.body(&mut node, b"data: 1\n\n");
+        assert_eq!(client.at_least(9), b"data: 1\n\n");
+        expect_nothing(&mut node);
+        node.stream.sock.write_all(bytes).expect("the Edge reads");
+        expect_error_event(&mut client, &head, b"", "node_lost");
+        let count = u32::try_from(row).expect("few") + 1;
+        world.saw("record_invalid", count);
+        world.wait("iop_edge_node_fences_total", count);
+    }
+    let mut node = world.node("n1");
+    world.serves(&mut node, "m1");
+    drop(node);
+    world.rest();
+}
+
+/// A shard has room for so many connections; one more is closed, and nobody else.
+#[test]
+fn connections_beyond_the_bound_are_closed_and_disturb_nobody() {
+    let world = World::new(&catalog([4, 4], ""));
+    let mut owner = world.node("n1");
+    // Two per configured node and sixteen more.
+    let mut others: Vec<_> = (1..20)
+        .map(|row| {
+            let mut node = Node::connect(&world.edge, "n2");
+            expect_nothing(&mut node);
+            world.wait("iop_edge_sessions", row + 1);
+            node
+        })
+        .collect();
+    expect_refused(&world, node_tls(&world.edge.directory, "n2"));
+    world.saw("sessions_full", 1);
+    world.serves(&mut owner, "m1");
+    others.pop();
+    world.wait("iop_edge_sessions", 19);
+    let mut late = world.node("n2");
+    world.serves(&mut late, "only2");
+    drop((owner, others, late));
     world.rest();
 }
 

@@ -1,5 +1,6 @@
-//! The contract seen from a node, against `iop edge` as a process of its own: real TLS, real sockets,
-//! a node and a client whose every byte the test decides. One file per category of the ledger.
+//! The contract seen from a node, against `iop edge` as a process of its own: real TLS, real
+//! sockets, a node and a client whose every byte the test decides. One file per category of the
+//! ledger.
 //!
 //! Lives on: test threads. Bound: one Edge per test; every wait has a deadline.
 #[path = "../support/mod.rs"]

@@ -75,7 +75,8 @@ fn d11_statuses_headers_and_bodies_pass_untouched_and_hop_headers_do_not() {
 fn r108_an_answer_may_have_no_body_at_all() {
     let world = World::new(&catalog([4, 4], ""));
     let mut node = world.node("n1");
-    let cases: [(i32, &[(&str, &str)], usize); 5] = [
+    type Case = (i32, &'static [(&'static str, &'static str)], usize);
+    let cases: [Case; 5] = [
         (204, &[], 0),
         (304, &[("content-length", "5")], 0),
         (200, &[("content-length", "0")], 0),

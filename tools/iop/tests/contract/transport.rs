@@ -56,6 +56,8 @@ fn s65_after_a_nodes_go_away_its_runs_finish_and_new_ones_go_elsewhere() {
     world.rest();
 }
 
+const POST: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 1\r\n\r\n1";
+
 /// Proves [D-07].
 #[test]
 fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
@@ -78,6 +80,13 @@ fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
     let head = streams.head().expect("the answer begins");
     let mut waits = world.asks(&numbered("only1", 1));
     world.wait_queued(1);
+    let (half, other_half) = POST.split_at(20);
+    let mut late = world.asks(half);
+    world.edge.wait_metrics("half a head", |seen| {
+        seen.get("iop_edge_client_connections_total") == 4.0
+            && seen.get("iop_edge_client_bytes_total{direction=\"in\"}")
+                == (chat("only1", false).len() + 2 * numbered("only1", 0).len() + 20) as f64
+    });
 
     world.edge.terminate();
     match node.receive() {
@@ -88,8 +97,10 @@ fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
         pending(&mut pending_one).is_empty(),
         "only a ready node is told"
     );
-    // An idle kept-alive connection is closed; a node may still come back.
+    // An idle kept-alive connection is closed, a new request refused; a node may still come back.
     kept.expect_closed();
+    late.send(other_half);
+    expect_error(&mut late, 503, "draining", "edge");
     run.body(&mut node, b"data: 1\n\n");
     drop(node);
     expect_error_event(&mut streams, &head, b"data: 1\n\n", "node_lost");

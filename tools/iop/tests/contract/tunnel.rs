@@ -476,7 +476,8 @@ fn a_head_that_no_client_could_be_given_fails_its_run_alone() {
         .collect();
     let many: Vec<_> = many.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
     let long = "v".repeat(70_000);
-    let cases: [(i32, &[(&str, &str)]); 7] = [
+    type Case<'a> = (i32, &'a [(&'a str, &'a str)]);
+    let cases: [Case<'_>; 7] = [
         (200, &many),
         (200, &[("x-long", &long)]),
         (100, &[]),
