@@ -324,6 +324,13 @@ impl Shard {
     }
 
     fn client_socket_bytes(&mut self, row: usize, data: &mut [u8]) {
+        if self.clients[row].records.is_some() && self.clients[row].in_dirty {
+            // Sealed before a key update among the new bytes changes the keys it is sealed with.
+            self.flush_client(row);
+            if self.clients[row].phase == Phase::Closing {
+                return;
+            }
+        }
         let mut reply = ReplyBuf::default();
         let client = &mut self.clients[row];
         let opened = match &mut client.records {
@@ -354,9 +361,8 @@ impl Shard {
         }
     }
 
-    /// An answer of the record layer itself, sealed already.
+    /// An answer of the record layer itself, sealed already, behind all that was sealed before it.
     fn append_sealed(&mut self, row: usize, bytes: &[u8]) {
-        self.flush_client(row);
         let client = &mut self.clients[row];
         if self
             .sender
