@@ -174,11 +174,18 @@ impl Shard {
     /// Makes sure that `bytes` more of a chunked body are promised; when the pool is dry the youngest
     /// incomplete body gives way. `[D-45]`
     fn reserve_step(&mut self, row: usize, bytes: usize) -> Result<(), Reason> {
-        let needed = blocks_for(bytes as u64) + 1;
+        // Blocks are filled to the end before the next is taken.
+        let have = self.clients[row].request.body.bytes();
+        let needed = blocks_for(have + bytes as u64) - blocks_for(have);
         while self.clients[row].promised < needed {
-            let step = blocks_for(u64::from(BODY_STEP_BYTES)).max(needed);
-            if self.reservations.reserve(&self.bodies, step) {
-                self.clients[row].promised += step;
+            // A whole step, or what there is for these bytes.
+            let missing = needed - self.clients[row].promised;
+            let step = blocks_for(u64::from(BODY_STEP_BYTES)).max(missing);
+            let reserved = [step, missing]
+                .into_iter()
+                .find(|&blocks| self.reservations.reserve(&self.bodies, blocks));
+            if let Some(reserved) = reserved {
+                self.clients[row].promised += reserved;
                 continue;
             }
             match self.youngest_body() {
