@@ -41,6 +41,11 @@ const DRAIN_LOOK: Duration = Duration::from_millis(20);
 /// What ends of streams may take after the grace, before the process goes. `[D-55]`
 const STOP_WAIT: Duration = Duration::from_millis(1_000);
 
+/// Descriptors of an Edge without connections: listeners, runtimes, standard streams; and per shard its
+/// ring and eventfd. A few more than are seen.
+const DESCRIPTORS: u64 = 64;
+const DESCRIPTORS_PER_SHARD: u64 = 4;
+
 /// Why an Edge did not start.
 #[derive(Debug)]
 pub enum EdgeError {
@@ -60,6 +65,11 @@ pub enum EdgeError {
         source: io::Error,
     },
     Random,
+    /// The process may open too few descriptors to start at all.
+    Descriptors {
+        limit: u64,
+        least: u64,
+    },
 }
 
 impl fmt::Display for EdgeError {
@@ -75,6 +85,11 @@ impl fmt::Display for EdgeError {
             Self::Admin(error) => error.fmt(f),
             Self::Thread { what, source } => write!(f, "{what}: {source}"),
             Self::Random => f.write_str("the system gives no random bytes"),
+            Self::Descriptors { limit, least } => write!(
+                f,
+                "{limit} file descriptors are allowed, {least} are needed, and one per connection: \
+                 raise RLIMIT_NOFILE"
+            ),
         }
     }
 }
@@ -133,6 +148,10 @@ impl FrontHooks for Hooks {
 /// # Errors
 /// What could not be had at start. After that the Edge ends by signal alone.
 pub fn run(config: EdgeConfig) -> Result<(), EdgeError> {
+    let least = DESCRIPTORS + u64::from(config.shards) * DESCRIPTORS_PER_SHARD;
+    if let Some(limit) = crate::metrics::descriptors_max().filter(|&limit| limit < least) {
+        return Err(EdgeError::Descriptors { limit, least });
+    }
     let edge = start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -211,6 +230,7 @@ fn openings(config: &EdgeConfig) -> Result<FrontConfig, EdgeError> {
 fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
     let openings = openings(&config)?;
     let admin_listener = admin::bind(config.admin_listen).map_err(EdgeError::Admin)?;
+    let admin_address = admin_listener.local_addr().ok();
     let [nodes, clients] =
         [&openings.nodes, &openings.clients].map(|listener| listener.local_addr().ok());
 
@@ -261,7 +281,7 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
     )
     .map_err(EdgeError::Admin)?;
     readiness.set(Readiness::Ready);
-    info!(?nodes, ?clients, admin = %config.admin_listen, shards = shards.len(), "edge ready");
+    info!(?nodes, ?clients, admin = ?admin_address, shards = shards.len(), "edge ready");
     Ok(Edge {
         front,
         admin,
@@ -444,16 +464,15 @@ impl Edge {
         self.control.ring();
     }
 
-    /// Until no client is left, at most `limit`.
+    /// Until every shard drains and no request is left, at most `limit`.
     async fn drained(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         while Instant::now() < deadline {
-            let open: u64 = self
-                .shards
-                .iter()
-                .map(|shard| shard.get(ShardMetric::Clients))
-                .sum();
-            if open == 0 {
+            // A shard counts its requests before it says that it drains.
+            let done = self.shards.iter().all(|shard| {
+                shard.get(ShardMetric::Draining) == 1 && shard.get(ShardMetric::RequestsOpen) == 0
+            });
+            if done {
                 return;
             }
             tokio::time::sleep(DRAIN_LOOK).await;

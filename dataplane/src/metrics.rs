@@ -18,6 +18,12 @@ pub(crate) mod strict;
 
 pub use exposition::{CONTENT_TYPE, Exposition, Family, families};
 
+/// The soft limit of open descriptors; `None` when it is unlimited or unknown.
+#[must_use]
+pub fn descriptors_max() -> Option<u64> {
+    process::Process::read().descriptors_max
+}
+
 /// How a figure behaves over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -111,6 +117,8 @@ metrics! {
     StreamViolations: Counter, "iop_edge_stream_violations_total", [], "Frames that broke the order of their stream.";
 
     Clients: Gauge, "iop_edge_clients", [], "Client connections open on shards.";
+    RequestsOpen: Gauge, "iop_edge_requests_open", [], "Client requests that are read, wait, run or are answered, as of the last look a few times a second.";
+    Draining: Gauge, "iop_edge_shards_draining", [], "Shards that take no new requests.";
     ClientsTaken: Counter, "iop_edge_client_connections_total", [], "Client connections that shards took over from the front.";
     ClientsReleased: Counter, "iop_edge_client_connections_closed_total", [], "Client connections that shards have let go.";
     ClientTransfers: Counter, "iop_edge_client_transfers_total", [], "Client connections moved to the shard of their node.";

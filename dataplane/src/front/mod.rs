@@ -11,6 +11,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -216,7 +217,7 @@ pub fn spawn<H: FrontHooks>(
                     .make();
                 let (executor, started) = match executor {
                     Ok(executor) => (Some(executor), Ok(())),
-                    Err(error) => (None, Err(io::Error::from(error))),
+                    Err(error) => (None, Err(not_started(error))),
                 };
                 // The spawner waits for exactly this one value.
                 let _spawner_gone = started_tx.send(started);
@@ -230,6 +231,16 @@ pub fn spawn<H: FrontHooks>(
         .recv()
         .map_err(|_| io::Error::other("the front's thread ended"))??;
     Ok(handle)
+}
+
+/// Why the runtime did not start, with what to do about it where that is known.
+fn not_started(error: GlommioError<()>) -> io::Error {
+    let error = io::Error::from(error);
+    // The runtime turns its own error into text on the way.
+    if error.to_string().contains("MemLockLimit") {
+        return io::Error::other(format!("{error}: raise RLIMIT_MEMLOCK"));
+    }
+    error
 }
 
 /// Permits of one listener, and the tasks that hold them.
@@ -405,7 +416,7 @@ impl<H: FrontHooks> Front<H> {
         };
         let has_place = kind == PeerKind::Node || self.admit_client();
         let refusal = match self.shake(&mut stream, kind).await {
-            Ok(ready) if has_place => match handover::duplicate(&stream) {
+            Ok(ready) if has_place => match self.duplicate(&stream, kind).await {
                 Ok(fd) => {
                     drop(stream); // ends the runtime's polls on the socket, before a shard has it
                     let parcel = Box::new(to_handover(kind, fd, ready, peer));
@@ -422,6 +433,22 @@ impl<H: FrontHooks> Front<H> {
         }
         self.refused(kind, Some(peer), &refusal);
         handshake::part(&mut stream, &refusal).await;
+    }
+
+    /// A second descriptor, for the shard; waits for one as long as a handshake may take.
+    async fn duplicate(&self, stream: &TcpStream, kind: PeerKind) -> io::Result<OwnedFd> {
+        let deadline = Instant::now() + self.handshake;
+        loop {
+            match handover::duplicate(stream) {
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EMFILE) && Instant::now() < deadline =>
+                {
+                    self.hooks.borrow_mut().accept_paused(kind);
+                    sleep(ACCEPT_PAUSE).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Socket options, and who it is. Fails when the peer has left already.
@@ -522,12 +549,7 @@ impl<H: FrontHooks> Front<H> {
     }
 }
 
-fn to_handover(
-    kind: PeerKind,
-    fd: std::os::fd::OwnedFd,
-    ready: Ready,
-    peer: SocketAddr,
-) -> Handover {
+fn to_handover(kind: PeerKind, fd: OwnedFd, ready: Ready, peer: SocketAddr) -> Handover {
     let Ready {
         records,
         early,
