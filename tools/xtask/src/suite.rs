@@ -15,8 +15,12 @@ const TEST_LIMIT: Duration = Duration::from_secs(1_200);
 
 type Step = (&'static str, fn(&Path) -> Result<Tally, Error>);
 
-const TEST: [Step; 6] = [
+/// Shard counts the tests of the whole Edge run with besides one.
+const SHARDS: [&str; 2] = ["2", "3"];
+
+const TEST: [Step; 7] = [
     ("unit and contract tests", cargo_test),
+    ("with 2 and 3 shards", with_more_shards),
     ("loom", |root| loom::run(root, &loom::Options::default())),
     ("lint", lint::run),
     ("proto", |root| proto::run(root, false)),
@@ -56,7 +60,34 @@ fn steps(root: &Path, steps: &[Step]) -> Tally {
 fn cargo_test(root: &Path) -> Result<Tally, Error> {
     let mut command = process::cargo(root);
     command.args(["test", "--workspace", "--no-fail-fast"]);
-    let done = process::run(&mut command, TEST_LIMIT, Echo::Yes)?;
+    counted(&mut command)
+}
+
+/// What runs against a whole Edge, again with more shards.
+fn with_more_shards(root: &Path) -> Result<Tally, Error> {
+    let mut tally = Tally::default();
+    for shards in SHARDS {
+        println!("-- {shards} shards");
+        let mut command = process::cargo(root);
+        command.env("IOP_TEST_SHARDS", shards).args([
+            "test",
+            "--package",
+            "iop",
+            "--no-fail-fast",
+            "--test",
+            "contract",
+            "--test",
+            "clients",
+            "--test",
+            "zero_alloc",
+        ]);
+        tally.add(counted(&mut command)?);
+    }
+    Ok(tally)
+}
+
+fn counted(command: &mut Command) -> Result<Tally, Error> {
+    let done = process::run(command, TEST_LIMIT, Echo::Yes)?;
     let run = TestRun::read(&done.output);
     let mut tally = run.tally;
     tally.failed += run.ignored; // an ignored test claims what it does not show
