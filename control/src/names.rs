@@ -36,15 +36,23 @@ pub struct ProviderName {
     /// Long requests at once; at most `capacity`. `[D-16]`
     pub long_capacity: u32,
     pub operations: OperationSet,
-    /// Operations that the adapter's resolved protocol profile names: only these travel in
-    /// `ProviderTunnelRequest.operation`. `[D-09]`
-    pub profile_operations: OperationSet,
+    /// What the adapter's resolved protocol profile names: only these operations travel in
+    /// `ProviderTunnelRequest.operation`, each with the profile's method and path. `[D-09]` `[R-099]`
+    pub profile: Vec<ProfileRoute>,
     /// Stall timeout sent with each request, ms; 0 leaves the node its default. `[R-111]` `[A-59]`
     pub stall_timeout_ms: u64,
     /// Hard deadline sent with each request, s; 0 = none. `[A-53]`
     pub timeout_s: u32,
     /// The Edge's wait for the next frame, ms. `[D-29]` `[A-64]`
     pub response_wait_ms: u64,
+}
+
+/// An operation of a protocol profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfileRoute {
+    pub operation: Operation,
+    pub method: String,
+    pub path: String,
 }
 
 /// One configured model: what clients name, and who can serve it.
@@ -74,22 +82,41 @@ pub struct Names {
     pub queue: QueueLimits,
 }
 
+impl ProviderName {
+    /// How the profile spells `operation`; `None`: it travels by its usual path alone.
+    #[must_use]
+    pub fn route(&self, operation: Operation) -> Option<&ProfileRoute> {
+        self.profile
+            .iter()
+            .find(|route| route.operation == operation)
+    }
+}
+
 impl Names {
     #[must_use]
     pub fn node_by_id(&self, id: &[u8]) -> Option<NodeIndex> {
-        let row = self.nodes.iter().position(|node| node.id.as_bytes() == id)?;
+        let row = self
+            .nodes
+            .iter()
+            .position(|node| node.id.as_bytes() == id)?;
         NodeIndex::new(row)
     }
 
     #[must_use]
     pub fn node_by_certificate(&self, name: &str) -> Option<NodeIndex> {
-        let row = self.nodes.iter().position(|node| node.certificate_name == name)?;
+        let row = self
+            .nodes
+            .iter()
+            .position(|node| node.certificate_name == name)?;
         NodeIndex::new(row)
     }
 
     #[must_use]
     pub fn model_by_name(&self, name: &[u8]) -> Option<ModelIndex> {
-        let row = self.models.iter().position(|model| model.name.as_bytes() == name)?;
+        let row = self
+            .models
+            .iter()
+            .position(|model| model.name.as_bytes() == name)?;
         ModelIndex::new(row)
     }
 

@@ -82,7 +82,7 @@ impl World {
             capacity,
             long_capacity: capacity,
             operations: OperationSet::ALL,
-            profile_operations: OperationSet::ALL,
+            profile: Vec::new(),
             stall_timeout_ms: 0,
             timeout_s: 0,
             response_wait_ms: 315_000,

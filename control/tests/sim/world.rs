@@ -136,7 +136,7 @@ fn names(dice: &mut Dice) -> Names {
                 } else {
                     OperationSet::ALL
                 },
-                profile_operations: OperationSet::ALL,
+                profile: Vec::new(),
                 stall_timeout_ms: 0,
                 timeout_s: 0,
                 response_wait_ms: 315_000,

@@ -27,7 +27,7 @@ pub(crate) fn names() -> Arc<Names> {
             capacity: 1,
             long_capacity: 1,
             operations: OperationSet::ALL,
-            profile_operations: OperationSet::default(),
+            profile: Vec::new(),
             stall_timeout_ms: 0,
             timeout_s: 0,
             response_wait_ms: 1_000,

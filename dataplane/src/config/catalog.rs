@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use axum::http::{HeaderName, Uri};
-use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_control::names::{ModelName, Names, NodeName, ProfileRoute, ProviderName, QueueLimits};
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::domain::{Adapter, AdapterOptions, NodeConfig, OnCancel, Profile, ProfileOperation};
 use iop_proto::ids::{NodeIndex, ProviderIndex};
@@ -359,7 +359,7 @@ fn provider(
             capacity: figures.capacity,
             long_capacity: figures.long_capacity,
             operations: listed.unwrap_or_else(|| kind.operations_default()),
-            profile_operations: profile_operations(adapter.profile.as_ref()),
+            profile: profile_routes(adapter.profile.as_ref()),
             stall_timeout_ms: figures.stall_timeout_ms,
             timeout_s: figures.timeout_s,
             response_wait_ms: figures.response_wait_ms,
@@ -455,21 +455,20 @@ fn operations(field: &Field<'_>) -> OperationSet {
     named.fold(OperationSet::default(), OperationSet::with)
 }
 
-/// Those of the profile's operations that a tunnel request may name. `[D-09]` `[R-097]`
-fn profile_operations(profile: Option<&Profile>) -> OperationSet {
-    let Some(profile) = profile else {
-        return OperationSet::default();
-    };
-    Operation::ALL
-        .into_iter()
-        .filter(|operation| {
-            let name = operation.wire_name();
-            profile
-                .operations
-                .iter()
-                .any(|listed| Some(listed.name.as_str()) == name)
+/// Those of the profile's operations that a tunnel request may name. `[D-09]` `[R-097]` `[R-099]`
+fn profile_routes(profile: Option<&Profile>) -> Vec<ProfileRoute> {
+    let listed = profile.map_or(&[][..], |profile| &profile.operations);
+    let named = |operation: Operation| {
+        let listed = listed
+            .iter()
+            .find(|listed| Some(listed.name.as_str()) == operation.wire_name())?;
+        Some(ProfileRoute {
+            operation,
+            method: listed.method.clone(),
+            path: listed.path.clone(),
         })
-        .fold(OperationSet::default(), OperationSet::with)
+    };
+    Operation::ALL.into_iter().filter_map(named).collect()
 }
 
 fn profile(field: &Field<'_>) -> Option<Profile> {

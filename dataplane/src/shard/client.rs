@@ -784,9 +784,8 @@ impl Shard {
 
     fn answer_delivered(&mut self, row: usize) {
         self.log_access(row);
-        let draining = self.draining;
-        let client = &mut self.clients[row];
-        if client.asked.keep_alive && !client.input_closed && !draining {
+        let client = &self.clients[row];
+        if client.asked.keep_alive && !client.input_closed {
             self.next_request(row);
         } else {
             self.drain_client(row);

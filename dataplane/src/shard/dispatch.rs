@@ -21,6 +21,9 @@ impl Shard {
     pub(super) fn write_request_head(&mut self, run: usize) -> Result<usize, Reason> {
         let mut model = [0; MODEL_JSON_BYTES_MAX];
         let provider = self.config.names.provider(self.runs[run].provider);
+        if !provider.kind.is_tunnel() {
+            return Err(Reason::NoProviderConfigured); // normalized runs come in a later version
+        }
         let model = write_json_string(&mut model, &provider.target).ok_or(Reason::NodeRejected)?;
         let body_len = self.runs[run].request.spliced_bytes(model);
         let body_len = u32::try_from(body_len).map_err(|_| Reason::BodyTooLarge)?;
@@ -61,17 +64,19 @@ impl Shard {
     fn request_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
         let run = &self.runs[run];
         let provider = self.config.names.provider(run.provider);
-        let named = provider.profile_operations.contains(run.operation);
+        let route = provider.route(run.operation);
         TunnelRequestHead {
             run_id: run.id.as_str(),
             adapter: &provider.adapter,
             target: &provider.target,
-            method: "POST",
-            path: run.operation.path(),
+            method: route.map_or("POST", |route| &route.method),
+            path: route.map_or_else(|| run.operation.path(), |route| &route.path),
             body_len,
             stream: run.request.stream,
             timeout_sec: i32::try_from(provider.timeout_s).unwrap_or(i32::MAX),
-            operation: run.operation.wire_name().filter(|_| named).unwrap_or(""),
+            operation: route
+                .and_then(|route| route.operation.wire_name())
+                .unwrap_or(""),
             stall_timeout_ms: i64::try_from(provider.stall_timeout_ms).unwrap_or(i64::MAX),
         }
     }

@@ -117,7 +117,7 @@ impl Shard {
             (Ending::Complete, Ok(()))
         } else {
             if client {
-                self.end_client(run, Err(legacy::reason(frame.error)));
+                self.end_client(run, Err(failure_of(frame.error)));
             }
             (Ending::Error, Ok(()))
         };
@@ -211,5 +211,14 @@ impl Shard {
         if self.plant {
             crate::alloc::plant();
         }
+    }
+}
+
+/// What a node's error text means to a client that still waits: one that nobody cancelled was not
+/// cancelled by its client. `[D-40]`
+fn failure_of(error: &[u8]) -> Reason {
+    match legacy::reason(error) {
+        Reason::ClientGone => Reason::NodeRejected,
+        other => other,
     }
 }

@@ -34,8 +34,9 @@ use iop_control::names::Names;
 use iop_proto::ids::{BootNonce, Now, ShardIndex};
 use iop_proto::limits::{
     ASSEMBLED_BYTES_MAX, BLOCK_BYTES, CLIENT_RECEIVE_BUFFERS, CLIENT_RECEIVE_BYTES,
-    COMPLETIONS_PER_TURN_MAX, LENGTH_PREFIX_BYTES, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS,
-    RUNS_PER_SHARD_MAX, SESSION_UNSENT_BYTES_MAX, SESSIONS_PER_SHARD_MAX,
+    COMPLETIONS_PER_TURN_MAX, HEAD_BYTES_MAX, LENGTH_PREFIX_BYTES, RECEIVE_BUFFER_BYTES,
+    RECEIVE_BUFFERS, RESPONSE_START_BYTES_MAX, RUNS_PER_SHARD_MAX, SESSION_UNSENT_BYTES_MAX,
+    SESSIONS_PER_SHARD_MAX,
 };
 use iop_ring::spsc::Consumer;
 
@@ -57,8 +58,9 @@ use transfer::Peers;
 use uring::{Completion, ReceiveRing, Ring, RingError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// Heads, small answers, pieces on their way into a record.
-const SCRATCH_BYTES: usize = 64 * 1024;
+/// Heads of requests and answers, small answers, pieces on their way into a record. A provider's head
+/// becomes an HTTP head no longer than itself and what we add. `[D-02]`
+const SCRATCH_BYTES: usize = (RESPONSE_START_BYTES_MAX + HEAD_BYTES_MAX) as usize;
 /// Messages assembled at once; one more closes the session that asks. `[D-02]`
 const ASSEMBLIES: usize = 16;
 /// Sessions beyond two per configured node: connections that will be refused.

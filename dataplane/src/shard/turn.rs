@@ -293,12 +293,26 @@ impl Shard {
                 }
             }
         }
-        for row in 0..self.clients_high {
-            let client = &self.clients[row];
-            if client.phase == Phase::Head && client.head_length == 0 {
-                self.close_client(row, false);
-            }
-        }
+        // Idle connections stay: what still comes on them is told why it is refused.
+        self.count_requests();
+        self.metrics.set(ShardMetric::Draining, 1);
+    }
+
+    /// Requests in any phase, and answers that are not in their sockets yet.
+    fn count_requests(&mut self) {
+        let open = self.clients[..self.clients_high]
+            .iter()
+            .filter(|client| match client.phase {
+                Phase::Free | Phase::Closing => false,
+                Phase::Head | Phase::Draining => !client.output.is_idle(),
+                Phase::Body
+                | Phase::Waiting
+                | Phase::Leaving { .. }
+                | Phase::Running { .. }
+                | Phase::Flushing => true,
+            });
+        self.metrics
+            .set(ShardMetric::RequestsOpen, open.count() as u64);
     }
 
     /// The grace is over: what still runs is told so, and ends.
@@ -329,6 +343,7 @@ impl Shard {
         for row in 0..self.runs_high {
             self.run_due(row);
         }
+        self.count_requests();
     }
 
     /// Above three quarters of the output pool the client that holds most of it and takes least gives
