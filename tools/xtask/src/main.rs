@@ -11,6 +11,7 @@
 )]
 use std::process::ExitCode;
 
+mod bench;
 mod claims;
 mod e2e;
 mod error;
@@ -36,7 +37,9 @@ cargo xtask <command>
   trace [--missing]           which requirement has a test that claims to prove it
   mutate [--id ID] [--sample N] [--seed S]
                               plant the changes of docs/contract/mutations.toml; each must turn red
-  e2e                         official clients through Edge and node to a real model server";
+  e2e                         official clients through Edge and node to a real model server
+  bench [--quick] [--peers none|installed|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
+                              frames per second and what they cost, beside baselines and peers";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         "trace" => switch(&rest, "--missing").and_then(|missing| trace::run(&root, missing)),
         "mutate" => mutate::Options::parse(&rest).and_then(|options| mutate::run(&root, &options)),
         "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
+        "bench" => bench::run(&root, &rest),
         _ => Err(error::Error::Usage(USAGE.to_owned())),
     };
     match done {

@@ -1,0 +1,33 @@
+//! `bench`: release binaries, then the harness, which prints its tables and writes them beside plots.
+//!
+//! Lives on: one thread; the harness starts what it measures. Bound: a deadline per step.
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::process::{self, Echo};
+use crate::report::Tally;
+use crate::tree;
+
+const BUILD_LIMIT: Duration = Duration::from_secs(3_600);
+const RUN_LIMIT: Duration = Duration::from_secs(7_200);
+
+/// Builds, then passes `arguments` on to `iop-bench run`.
+pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<Tally, Error> {
+    let mut build = process::cargo(root);
+    build.args(["build", "--release", "-p", "iop", "-p", "iop-bench"]);
+    let built = process::run(&mut build, BUILD_LIMIT, Echo::Yes)?;
+    if !built.success() {
+        return Err(Error::Step(format!("cargo build --release: {built}")));
+    }
+    let target = tree::target(root);
+    let programs = target.join("release");
+    let mut bench = Command::new(programs.join("iop-bench"));
+    bench.current_dir(root).arg("run");
+    bench.arg("--iop").arg(programs.join("iop"));
+    bench.arg("--out").arg(target.join("bench"));
+    let done = process::run(bench.args(arguments), RUN_LIMIT, Echo::Yes)?;
+    let closing = done.output.lines().rev().find_map(Tally::parse);
+    closing.ok_or_else(|| Error::Step(format!("iop-bench: {done}")))
+}
