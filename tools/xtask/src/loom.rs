@@ -166,11 +166,13 @@ pub(crate) fn wrapper(root: &Path, cfg: &str) -> Result<PathBuf, Error> {
         .chars()
         .map(|c| if c.is_alphanumeric() { c } else { '-' })
         .collect();
+    compiler_wrapper(root, &name, &format!("exec \"$@\" --cfg '{cfg}'\n"))
+}
+
+/// A compiler wrapper of that name; `script` runs the compiler, `"$@"`, with what it adds.
+pub(crate) fn compiler_wrapper(root: &Path, name: &str, script: &str) -> Result<PathBuf, Error> {
     let path = tree::target(root).join("planted").join(name);
-    tree::write_changed(
-        &path,
-        format!("#!/bin/sh\nexec \"$@\" --cfg '{cfg}'\n").as_bytes(),
-    )?;
+    tree::write_changed(&path, format!("#!/bin/sh\n{script}").as_bytes())?;
     executable(&path)?;
     Ok(path)
 }

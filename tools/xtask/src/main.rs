@@ -15,6 +15,7 @@ mod bench;
 mod claims;
 mod e2e;
 mod error;
+mod fuzz;
 mod lint;
 mod loom;
 mod mutate;
@@ -37,6 +38,8 @@ cargo xtask <command>
   trace [--missing]           which requirement has a test that claims to prove it
   mutate [--id ID] [--sample N] [--seed S]
                               plant the changes of docs/contract/mutations.toml; each must turn red
+  fuzz [--target T] [--minutes M]
+                              every fuzz target, or T, for M minutes (1) each
   e2e                         official clients through Edge and node to a real model server
   bench [--quick] [--peers none|installed|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
                               frames per second and what they cost, beside baselines and peers";
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         "proto" => switch(&rest, "--update").and_then(|update| proto::run(&root, update)),
         "trace" => switch(&rest, "--missing").and_then(|missing| trace::run(&root, missing)),
         "mutate" => mutate::Options::parse(&rest).and_then(|options| mutate::run(&root, &options)),
+        "fuzz" => fuzz::Options::parse(&rest).and_then(|options| fuzz::run(&root, &options)),
         "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
         "bench" => bench::run(&root, &rest),
         _ => Err(error::Error::Usage(USAGE.to_owned())),
