@@ -794,7 +794,6 @@ def test_old_agent_stays_pending(t):
 
 
 # Proves
-# Open: R-099: the path "equals the profile path" when an operation was selected; the client's path is sent.
 def test_agent_that_knows_no_operation_serves_by_path(t):
     old = t.ready()
     old.provider = Provider(old=True)
@@ -2171,7 +2170,6 @@ def test_drain(t):
 
 # Cases with an `Open` line are left out unless --open is given: they show what this Edge does differently.
 
-# Open: docs/operating.md and D-07: "new requests on kept-alive connections get 503"; they are closed without an answer.
 def test_drain_answers_503_on_open_connections(t):
     session = t.ready()
     kept, fresh = t.http().send("/v1/models", method="GET"), t.http()
@@ -2192,17 +2190,14 @@ def test_drain_answers_503_on_open_connections(t):
     equal(got, {"kept": 503, "fresh": 503}, "new requests on open connections")
 
 
-# Open: D-02 lets a node send a RESPONSE_START of up to 256 KiB; a head above 64 KiB is answered 502 response_malformed.
 def test_head_of_up_to_256_kib_is_forwarded(t):
     session = t.ready()
     client = t.post()
-    session.tunnel().answer(b"{}", head=JSON + [(f"x-{n}", "v" * 1000) for n in range(200)])
+    session.tunnel().answer(b"{}", head=JSON + [(f"x-{n}", "v" * 2000) for n in range(100)])
     client.finish()
-    equal((client.status, len([1 for name, _ in client.headers if name.startswith("x-")]) >= 200), (200, True), "a head of 200 KiB")
+    equal((client.status, len([1 for name, _ in client.headers if name.startswith("x-")]) >= 100), (200, True), "a head of 200 KiB")
 
 
-# Open: D-40 makes x-iop-error-source of a node's error "provider or node"; the text "cancelled" says "edge", and tells a client that is
-# still there that it disconnected.
 def test_error_cancelled_of_a_run_nobody_cancelled(t):
     session = t.ready()
     client = t.post()

@@ -40,6 +40,7 @@ cargo xtask <command>
                               plant the changes of docs/contract/mutations.toml; each must turn red
   fuzz [--target T] [--minutes M]
                               every fuzz target, or T, for M minutes (1) each
+  conformance                 an agent written from the documents alone against the Edge
   e2e                         official clients through Edge and node to a real model server
   bench [--quick] [--peers none|installed|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
                               frames per second and what they cost, beside baselines and peers";
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         "mutate" => mutate::Options::parse(&rest).and_then(|options| mutate::run(&root, &options)),
         "fuzz" => fuzz::Options::parse(&rest).and_then(|options| fuzz::run(&root, &options)),
         "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
+        "conformance" => none(&rest).and_then(|()| e2e::conformance(&root)),
         "bench" => bench::run(&root, &rest),
         _ => Err(error::Error::Usage(USAGE.to_owned())),
     };

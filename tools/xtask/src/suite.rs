@@ -18,7 +18,7 @@ type Step = (&'static str, fn(&Path) -> Result<Tally, Error>);
 /// Shard counts the tests of the whole Edge run with besides one.
 const SHARDS: [&str; 2] = ["2", "3"];
 
-const TEST: [Step; 7] = [
+const TEST: [Step; 8] = [
     ("unit and contract tests", cargo_test),
     ("with 2 and 3 shards", with_more_shards),
     ("loom", |root| loom::run(root, &loom::Options::default())),
@@ -26,6 +26,7 @@ const TEST: [Step; 7] = [
     ("proto", |root| proto::run(root, false)),
     ("trace", |root| trace::run(root, false)),
     ("e2e", e2e::run),
+    ("conformance", e2e::conformance),
 ];
 
 /// What the README calls the test command.
