@@ -311,11 +311,16 @@ async fn run<H: FrontHooks>(
         clients_admitted: Cell::new(0),
         log: RefCell::new(LogGate::new(Instant::now())),
     });
-    futures_lite::future::zip(
-        serve(Rc::clone(&front), config.nodes, nodes, PeerKind::Node),
-        serve(Rc::clone(&front), config.clients, clients, PeerKind::Client),
-    )
-    .await;
+    // A task each: the runtime keeps one more waker for every poll of a pending accept, so nobody else's
+    // event may poll it. Some 32,000 kept wakers are one too many for its counter.
+    let serving = [
+        (config.nodes, nodes, PeerKind::Node),
+        (config.clients, clients, PeerKind::Client),
+    ]
+    .map(|(listener, socket, kind)| spawn_local(serve(Rc::clone(&front), listener, socket, kind)));
+    for task in serving {
+        task.await;
+    }
     for gate in [&front.nodes, &front.clients] {
         let tasks = core::mem::take(&mut *gate.tasks.borrow_mut());
         for task in tasks.into_iter().flatten() {

@@ -146,6 +146,33 @@ fn one_client_too_many_is_told_so_and_another_may_come_when_one_has_left() {
     healthy(&mut Client::connect(&edge));
 }
 
+/// More connections than a 15-bit counter holds, with a listener for nodes beside it that waits all
+/// the while.
+#[test]
+fn forty_thousand_clients_come_and_go_and_one_more_is_served() {
+    const EACH: usize = 10_000;
+    const THREADS: usize = 4;
+    let mut edge = Edge::start(&Setup::default());
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..EACH {
+                    let stream = TcpStream::connect(edge.clients).expect("it listens");
+                    // A reset leaves no port behind.
+                    let socket = socket2::SockRef::from(&stream);
+                    socket.set_linger(Some(Duration::ZERO)).expect("a socket");
+                }
+            });
+        }
+    });
+    healthy(&mut Client::connect(&edge));
+    let accepted = "iop_edge_accepted_connections_total{listener=\"clients\"}";
+    let seen = edge.wait_idle();
+    assert!(seen.get(accepted) > 33_000.0, "{}", seen.0);
+    Node::ready(&edge, "n1");
+    edge.assert_alive();
+}
+
 #[test]
 fn one_node_connection_too_many_is_closed_and_another_may_come_when_one_has_left() {
     const PLACES: usize = 2 + 16; // two per configured node, and those that will be refused
