@@ -406,3 +406,75 @@ fn fill_a_socket(edge: &Edge, node: &mut Node, round: u64) {
         .position(|(got, sent)| got != sent);
     assert_eq!(wrong, None, "frames changed places");
 }
+
+/// More clients than a turn has gathers, in one receive of their node: what was gathered is sent in
+/// between. Some of them read only at the end, so that sends fall short in the middle of a turn.
+/// Proves [D-34], [D-44].
+#[test]
+fn one_turn_for_more_clients_than_it_gathers_keeps_every_stream_whole() {
+    const CLIENTS: usize = 290;
+    const ROUNDS: u64 = 600;
+    const BODY: usize = 130;
+    let catalog = CATALOG.replace("capacity: 64", "capacity: 300");
+    let edge = Edge::start(&Setup::with(&format!("shards: 1\n{catalog}")));
+    let mut node = Node::ready(&edge, "n1");
+    let (mut clients, mut runs) = (Vec::new(), Vec::new());
+    for n in 0..CLIENTS {
+        let mut client = if n % 3 == 0 {
+            narrow(&edge)
+        } else {
+            Client::connect(&edge)
+        };
+        client.send(&chat("m1", true));
+        let run = node.tunnel().run_id;
+        node.frame(&TunnelFrameOut::response_start(&run, 1, 200, EVENTS));
+        let head = client.head().expect("an answer");
+        clients.push((client, head));
+        runs.push(run);
+    }
+    let text = |n: usize, round: u64| format!("{:->BODY$}", format!("{n}/{round};"));
+    let mut bytes = vec![0; CLIENTS * (BODY + 256)];
+    let pid = edge.pid().to_string();
+    for round in 0..ROUNDS {
+        let mut at = 0;
+        for (n, run) in runs.iter().enumerate() {
+            let body = text(n, round);
+            let frame = TunnelFrameOut::body(run, 2 + round, body.as_bytes());
+            at += frame.encode(&mut bytes[at..]).expect("room");
+        }
+        if round % 10 > 0 {
+            node.send_bytes(&bytes[..at]);
+            continue;
+        }
+        // Now and then all of it is there when the Edge looks, and nothing else.
+        edge.wait_metrics("the frames so far", |seen| {
+            let bodies = seen.get("iop_edge_frames_total{kind=\"body\"}");
+            bodies >= (CLIENTS as u64 * round) as f64
+        });
+        signal("-STOP", &pid);
+        node.send_bytes(&bytes[..at]);
+        signal("-CONT", &pid);
+    }
+    for run in &runs {
+        node.frame(&TunnelFrameOut::end(run, 2 + ROUNDS));
+    }
+    for (n, (client, head)) in clients.iter_mut().enumerate() {
+        let (body, whole) = client.body(head);
+        let expected: String = (0..ROUNDS).map(|round| text(n, round)).collect();
+        assert!(whole && body == expected.as_bytes(), "client {n}");
+    }
+    drop(clients);
+    let seen = edge.wait_idle();
+    assert!(
+        seen.get("iop_edge_sends_total{path=\"short\"}") > 0.0,
+        "{}",
+        seen.0
+    );
+}
+
+fn signal(signal: &str, pid: &str) {
+    let status = std::process::Command::new("kill")
+        .args([signal, pid])
+        .status();
+    assert!(status.expect("kill runs").success());
+}

@@ -142,7 +142,7 @@ fn misbehave(edge: &Edge, seed: u64, rounds: u64) {
 /// Proves [D-32], [D-33], [D-46], [P-62].
 #[test]
 fn a_client_may_do_anything_at_every_step_of_its_move() {
-    let rounds = rounds(2_400);
+    let rounds = rounds(10_000);
     let mut edge = Edge::start(&setup("120", ""));
     let metrics = race(&mut edge, |edge, seed| {
         misbehave(edge, seed, rounds / THREADS)
@@ -264,7 +264,7 @@ fn move_securely(edge: &Edge, seed: u64, rounds: u64) {
 /// Proves [D-33].
 #[test]
 fn a_client_over_tls_moves_with_its_keys_and_its_cut_records() {
-    let rounds = rounds(800);
+    let rounds = rounds(4_000);
     let mut edge = Edge::start(&setup("120", HTTPS));
     let metrics = race(&mut edge, |edge, seed| {
         move_securely(edge, seed, rounds / THREADS)
