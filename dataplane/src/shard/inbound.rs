@@ -160,12 +160,8 @@ impl Inbound {
 
     /// A copy of what is carried, for a connection that moves; the block goes back.
     pub(super) fn take(&mut self, pool: &mut Pool) -> Vec<u8> {
-        let length = self.length;
-        // cold: once per connection that moves to another shard
-        let copy = self
-            .carry
-            .as_ref()
-            .map_or_else(Vec::new, |block| block[..length].to_vec());
+        let held = self.carry.as_deref().unwrap_or_default();
+        let copy = held[..self.length].to_vec(); // cold: once per connection that moves
         self.clear(pool);
         copy
     }

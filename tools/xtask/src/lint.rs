@@ -99,6 +99,8 @@ const WALLS: [Wall; 14] = [
             "dataplane/src/shard/uring.rs",
             "dataplane/src/shard/buffer.rs",
             "dataplane/src/shard/send.rs",
+            "bench/src/os.rs",
+            "bench/src/relay.rs",
             "dataplane/src/alloc.rs",
             "dataplane/src/front/handover.rs",
         ],
