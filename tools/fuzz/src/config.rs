@@ -41,7 +41,7 @@ pub(crate) fn run_edge(data: &[u8]) -> bool {
         check_complaints(error, lines(text));
     }
     if let Some(commented) = commented(text) {
-        assert_eq!(read(&commented), moved(verdict.clone()));
+        assert_eq!(placed(read(&commented), 0), placed(verdict.clone(), 1));
     }
     verdict.is_ok()
 }
@@ -54,11 +54,18 @@ fn check_complaints(error: &ConfigError, lines: u64) {
     }
 }
 
-/// The verdict one line further down.
-fn moved(verdict: Result<String, ConfigError>) -> Result<String, ConfigError> {
+/// The verdict `further` lines down; a line that a complaint names in words is left out.
+fn placed(verdict: Result<String, ConfigError>, further: u64) -> Result<String, ConfigError> {
     verdict.map_err(|mut error| {
         for problem in &mut error.problems {
-            problem.line += u64::from(problem.line > 0);
+            problem.line += if problem.line > 0 { further } else { 0 };
+            let mut parts = problem.what.split(" on line ");
+            let mut what = parts.next().unwrap_or_default().to_owned();
+            for part in parts {
+                what.push_str(" on line");
+                what.push_str(part.trim_start_matches(|c: char| c.is_ascii_digit()));
+            }
+            problem.what = what;
         }
         error
     })
