@@ -1,6 +1,11 @@
 //! Clients that are many, slow, hostile, impatient or on the wrong shard, against a real Edge.
 //!
 //! Lives on: test threads. Bound: one Edge per test; every wait has a deadline.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "small numbers of a test, and patterns of bytes"
+)]
 #[path = "../support/mod.rs"]
 mod support;
 
