@@ -143,11 +143,7 @@ fn s56_a_request_that_has_not_begun_is_withdrawn_and_one_that_has_comes_before_i
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(
-        world.held(),
-        2.0,
-        "what has begun is held until its terminal"
-    );
+    world.wait_held(2); // what has begun is held until its terminal
     cancelled.error(&mut node, "cancelled");
     let mut run = run.expect("the second request");
     run.sse(&mut node);
@@ -215,7 +211,7 @@ fn no_timer_returns_the_lease_of_a_cancelled_run() {
     let mut waits = world.asks(&chat("only1", true));
     expect_error(&mut waits, 503, "queue_timeout", "edge");
     expect_nothing(&mut node);
-    assert_eq!(world.held(), 1.0);
+    world.wait_held(1);
     Kill::Fin.node(node);
     world.wait_held(0);
     let mut next = world.node("n1");
@@ -262,7 +258,7 @@ fn r248_an_answer_that_cannot_be_written_is_cancelled_and_the_rest_of_it_dropped
         other => panic!("expected CancelRequest, got {other:?}"),
     }
     world.saw("client_gone", 1);
-    assert_eq!(world.held(), 1.0);
+    world.wait_held(1);
     run.body(&mut node, b"data: dropped\n\n");
     run.error(&mut node, "cancelled");
     world.wait_held(0);

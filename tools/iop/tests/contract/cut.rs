@@ -243,7 +243,7 @@ fn a_long_body_out_of_order_or_of_nobody_is_dropped_whole() {
 /// Assembly has a pool: the session that finds it dry is closed, and nobody else. `[D-02]`
 #[test]
 fn the_session_that_finds_the_assembly_pool_dry_is_closed() {
-    let world = World::new(&catalog([4, 4], "timeouts:\n  registration_ms: 60000\n"));
+    let world = World::one_shard(&catalog([4, 4], "timeouts:\n  registration_ms: 60000\n"));
     let mut owner = world.node("n2");
     // The front part of a long message that is not cut through.
     let filler = vec![b'x'; 900_000];

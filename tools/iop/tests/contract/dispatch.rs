@@ -106,6 +106,15 @@ const PROFILED: &str = "nodes:
         profile:
           id: named
           operations: [chat_completions]
+      - name: mapped
+        type: openai_compat
+        base_url: \"http://127.0.0.1:9\"
+        profile:
+          id: mapped
+          operations:
+            - name: chat_completions
+              method: PUT
+              path: /v2/chat
       - name: without
         type: vllm
         base_url: \"http://127.0.0.1:9\"
@@ -119,7 +128,13 @@ const PROFILED: &str = "nodes:
         target: t2
         capacity: 4
         operations: [chat_completions, completions]
+      - id: p3
+        adapter: mapped
+        target: t3
+        capacity: 4
 models:
+  - name: mapped
+    providers: [p3]
   - name: profiled
     providers: [p1]
   - name: plain
@@ -131,22 +146,58 @@ models:
 fn d62_an_operation_travels_by_name_only_if_the_profile_names_it_and_always_by_path() {
     let world = World::new(PROFILED);
     let mut node = world.node("n1");
+    let chat = "/v1/chat/completions";
     let cases = [
+        ("profiled", chat, "with", "POST", chat, "chat_completions"),
         (
             "profiled",
-            "/v1/chat/completions",
-            "chat_completions",
+            "/v1/completions",
             "with",
+            "POST",
+            "/v1/completions",
+            "",
         ),
-        ("profiled", "/v1/completions", "", "with"),
-        ("profiled", "/v1/embeddings", "", "with"),
-        ("plain", "/v1/chat/completions", "", "without"),
-        ("plain", "/v1/completions", "", "without"),
+        (
+            "profiled",
+            "/v1/embeddings",
+            "with",
+            "POST",
+            "/v1/embeddings",
+            "",
+        ),
+        (
+            "mapped",
+            chat,
+            "mapped",
+            "PUT",
+            "/v2/chat",
+            "chat_completions",
+        ),
+        (
+            "mapped",
+            "/v1/completions",
+            "mapped",
+            "POST",
+            "/v1/completions",
+            "",
+        ),
+        ("plain", chat, "without", "POST", chat, ""),
+        (
+            "plain",
+            "/v1/completions",
+            "without",
+            "POST",
+            "/v1/completions",
+            "",
+        ),
     ];
-    for (model, path, operation, adapter) in cases {
-        let mut client = world.asks(&post(path, &format!("{{\"model\":\"{model}\"}}")));
+    for (model, asked, adapter, method, path, operation) in cases {
+        let mut client = world.asks(&post(asked, &format!("{{\"model\":\"{model}\"}}")));
         let request = node.tunnel();
-        assert_eq!(request.path, path);
+        assert_eq!(
+            (request.method.as_str(), request.path.as_str()),
+            (method, path)
+        );
         assert_eq!(request.operation, operation, "{model} {path}");
         assert_eq!(request.adapter, adapter);
         assert!(!request.stream);

@@ -29,7 +29,7 @@ fn r156_another_nodes_terminal_ends_nothing() {
     expect_nothing(&mut n2);
     assert_eq!(world.violations(), 3.0);
     expect_nothing(&mut n1); // the slot was not given to the one that waits
-    assert_eq!(world.held(), 1.0);
+    world.wait_held(1);
 
     run.body(&mut n1, b"data: 2\n\n");
     run.end(&mut n1);
@@ -143,7 +143,7 @@ fn s52_a_run_id_of_another_process_names_nothing() {
     node.send_bytes(&foreign.bare(FrameKind::End, run.next));
     expect_nothing(&mut node);
     assert_eq!(world.violations(), 1.0);
-    assert_eq!(world.held(), 1.0);
+    world.wait_held(1);
     run.body(&mut node, b"data: 1\n\n");
     run.end(&mut node);
     assert_eq!(client.body(&head), (b"data: 1\n\n".to_vec(), true));

@@ -300,7 +300,7 @@ fn a_record_that_cannot_be_opened_closes_the_session() {
 /// A shard has room for so many connections; one more is closed, and nobody else.
 #[test]
 fn connections_beyond_the_bound_are_closed_and_disturb_nobody() {
-    let world = World::new(&catalog([4, 4], ""));
+    let world = World::one_shard(&catalog([4, 4], ""));
     let mut owner = world.node("n1");
     // Two per configured node and sixteen more.
     let mut others: Vec<_> = (1..20)

@@ -44,6 +44,12 @@ pub(crate) fn catalog_with(capacities: [u32; 2], provider: &str, tail: &str) -> 
         + tail
 }
 
+/// Shards of every Edge here: 1, or what `IOP_TEST_SHARDS` in the environment says.
+pub(crate) fn shards() -> u32 {
+    let told = std::env::var("IOP_TEST_SHARDS");
+    told.map_or(1, |count| count.parse().expect("a number of shards"))
+}
+
 impl World {
     pub(crate) fn new(catalog: &str) -> Self {
         Self::with(&Setup {
@@ -52,14 +58,33 @@ impl World {
         })
     }
 
-    /// `IOP_TEST_SHARDS` in the environment: with so many shards.
     pub(crate) fn with(setup: &Setup) -> Self {
-        let shards = std::env::var("IOP_TEST_SHARDS")
-            .map_or(String::new(), |count| format!("shards: {count}\n"));
-        let catalog = shards + &setup.catalog;
+        Self::with_shards(setup, shards())
+    }
+
+    /// One shard always: its own bounds are what the test is about.
+    pub(crate) fn one_shard(catalog: &str) -> Self {
+        Self::with_shards(
+            &Setup {
+                nodes: vec!["n1", "n2"],
+                ..Setup::with(catalog)
+            },
+            1,
+        )
+    }
+
+    fn with_shards(setup: &Setup, shards: u32) -> Self {
+        let catalog = format!("shards: {shards}\n{}", setup.catalog);
         let edge = Edge::start(&Setup {
             catalog,
             ..setup.clone()
+        });
+        // Every thread has opened what it keeps: one request has gone through, control has asked.
+        let (head, _) = Client::connect(&edge).ask("GET /healthz HTTP/1.1\r\nhost: edge\r\n\r\n");
+        assert_eq!(head.status, 200);
+        edge.wait_metrics("a started Edge", |seen| {
+            seen.get("iop_edge_shard_pings_total") >= f64::from(shards)
+                && seen.get("iop_edge_client_connections_closed_total") == 1.0
         });
         let resting = (0..3).map(|_| descriptors(&edge)).fold(f64::MAX, f64::min);
         Self { edge, resting }
@@ -102,11 +127,7 @@ impl World {
             .wait_metrics(&what, |seen| queued(seen) == f64::from(count));
     }
 
-    /// Leases held; of all providers.
-    pub(crate) fn held(&self) -> f64 {
-        self.edge.metrics().get("iop_edge_leases_held")
-    }
-
+    /// Waits until so many leases are held, of all providers.
     pub(crate) fn wait_held(&self, count: u32) {
         self.wait("iop_edge_leases_held", count);
     }

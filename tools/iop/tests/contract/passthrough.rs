@@ -202,6 +202,7 @@ fn d40_an_error_of_the_node_is_answered_by_its_legacy_text_before_and_after_the_
             "node",
         ),
         ("", 502, "node_rejected", "node"),
+        ("cancelled", 502, "node_rejected", "node"), // by nobody we know
     ];
     for (text, status, code, source) in cases {
         let mut client = world.asks(&chat("only1", true));
@@ -232,7 +233,7 @@ fn d40_an_error_of_the_node_is_answered_by_its_legacy_text_before_and_after_the_
         expect_abort(&mut client, &head, b"{\"half\":");
     }
     let seen = world.wait("iop_edge_leases_held", 0);
-    assert_eq!(seen.get("iop_edge_terminals_total{ending=\"error\"}"), 24.0);
+    assert_eq!(seen.get("iop_edge_terminals_total{ending=\"error\"}"), 27.0);
     assert_eq!(seen.get("iop_edge_stream_violations_total"), 0.0);
     assert_eq!(
         seen.get("iop_edge_cancels_sent_total"),
