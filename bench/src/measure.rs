@@ -109,6 +109,7 @@ struct Reading {
     usage: Usage,
     own: u64,
     metrics: Metrics,
+    resident: u64,
     all: Ticks,
     measured: Ticks,
     rig: Ticks,
@@ -118,9 +119,11 @@ impl Reading {
     fn take(running: &Running, place: &Place) -> Self {
         let own = [("bench".to_owned(), std::process::id())];
         let core = |number| Ticks::of(&format!("cpu{number}"));
+        let processes = running.processes();
         Self {
             at: now_ns(),
-            usage: Usage::of(&running.processes()),
+            usage: Usage::of(&processes),
+            resident: proc::resident(&processes),
             own: Usage::of(&own).total(),
             metrics: running.metrics().unwrap_or_default(),
             all: Ticks::of("cpu"),
@@ -155,8 +158,7 @@ pub(crate) fn run(place: &Place, system: System, plan: Plan) -> Result<Run, Erro
         // The rig's own reason says more than that it stopped.
         let outcome = outcome?;
         let (before, after) = watched?;
-        let resident = proc::resident(&running.processes());
-        Ok(figures(&outcome, plan, &before, &after, resident))
+        Ok(figures(&outcome, plan, &before, &after))
     })
 }
 
@@ -249,7 +251,7 @@ fn answer_probes(
     }
 }
 
-fn figures(outcome: &Outcome, plan: Plan, before: &Reading, after: &Reading, resident: u64) -> Run {
+fn figures(outcome: &Outcome, plan: Plan, before: &Reading, after: &Reading) -> Run {
     let events_per_second = outcome.events as f64 / plan.measured.as_secs_f64();
     let seconds = (after.at - before.at) as f64 / 1e9;
     let between = |of: fn(&Metrics) -> f64| of(&after.metrics) - of(&before.metrics);
@@ -282,7 +284,7 @@ fn figures(outcome: &Outcome, plan: Plan, before: &Reading, after: &Reading, res
         first_us: percentiles(&outcome.first),
         latency_us: percentiles(&outcome.latency),
         late_us: percentiles(&outcome.late),
-        resident: resident as f64,
+        resident: after.resident as f64,
         measured_busy: after.measured.shares_since(before.measured).0,
         rig_busy: after.rig.shares_since(before.rig).0,
         steal,
