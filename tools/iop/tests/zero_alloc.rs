@@ -84,8 +84,14 @@ fn a_forwarded_frame_allocates_nothing_on_shard_and_control_threads() {
 #[test]
 fn a_planted_allocation_per_frame_is_seen() {
     let environment = vec![("IOP_TEST_ALLOC_PER_FRAME", "1")];
-    let (allocations, frames) = measure(&Setup { environment, ..Setup::default() });
+    let (allocations, frames) = measure(&Setup {
+        environment,
+        ..Setup::default()
+    });
     // The two figures of one reading are some frames apart.
     let close = frames * 0.9;
-    assert!(allocations >= close, "{allocations} allocations over {frames} frames");
+    assert!(
+        allocations >= close,
+        "{allocations} allocations over {frames} frames"
+    );
 }
