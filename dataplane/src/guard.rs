@@ -24,7 +24,7 @@ pub fn abort_on_unwind<R>(work: impl FnOnce() -> R) -> R {
         panic::set_hook(Box::new(move |info| {
             print(info);
             if GUARDED.try_with(Cell::get).unwrap_or(false) {
-                std::process::abort();
+                end();
             }
         }));
     });
@@ -32,7 +32,7 @@ pub fn abort_on_unwind<R>(work: impl FnOnce() -> R) -> R {
     struct Guard;
     impl Drop for Guard {
         fn drop(&mut self) {
-            std::process::abort()
+            end();
         }
     }
     let guard = Guard;
@@ -41,6 +41,10 @@ pub fn abort_on_unwind<R>(work: impl FnOnce() -> R) -> R {
     GUARDED.set(outer);
     core::mem::forget(guard); // no unwinding happened
     result
+}
+
+fn end() {
+    std::process::abort()
 }
 
 #[cfg(test)]
