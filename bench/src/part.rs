@@ -109,11 +109,21 @@ pub(crate) fn free() -> Result<SocketAddr, Error> {
         .map_err(Error::io("find a free port"))
 }
 
-/// The body of a GET that is answered with 200.
+/// The body of a GET that is answered with 200, in one piece.
 pub(crate) fn get(from: SocketAddr, path: &str) -> Option<String> {
+    ask(from, path, "1.0")
+}
+
+/// Somebody answers a GET with 200. Some proxies refuse HTTP/1.0.
+pub(crate) fn answers(from: SocketAddr, path: &str) -> Option<()> {
+    ask(from, path, "1.1").map(drop)
+}
+
+fn ask(from: SocketAddr, path: &str, version: &str) -> Option<String> {
     let mut socket = TcpStream::connect(from).ok()?;
     socket.set_read_timeout(Some(ANSWER_LIMIT)).ok()?;
-    write!(socket, "GET {path} HTTP/1.0\r\nhost: bench\r\n\r\n").ok()?;
+    let head = format!("GET {path} HTTP/{version}\r\nhost: bench\r\nconnection: close\r\n\r\n");
+    socket.write_all(head.as_bytes()).ok()?;
     let mut answer = String::new();
     socket.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;

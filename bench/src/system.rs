@@ -252,7 +252,7 @@ impl Place {
 
     /// A proxy that was just started and will answer at `clients`.
     fn proxy(&self, mut part: Part, clients: SocketAddr) -> Result<Running, Error> {
-        part.wait("answer", || part::get(clients, "/health"))?;
+        part.wait("answer", || part::answers(clients, "/health"))?;
         Ok(Running {
             parts: vec![part],
             clients,
