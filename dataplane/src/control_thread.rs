@@ -24,6 +24,8 @@ use crate::shard::uring::{Completion, Kind, Ring, RingError};
 const SLEEP_MS: u64 = 1_000;
 /// A full link is looked at again after this long: its shard makes room without ringing.
 const FULL_MS: u64 = 1;
+/// The control thread's ring holds the read of its bell alone.
+const COMPLETIONS: u32 = 64;
 /// Ticks of one turn: each is a whole step.
 const TICKS_PER_TURN_MAX: usize = 16;
 
@@ -69,7 +71,7 @@ impl Runner {
     /// When the kernel refuses one.
     pub fn new(parts: ControlParts) -> Result<Self, RingError> {
         Ok(Self {
-            ring: Ring::new()?,
+            ring: Ring::new(COMPLETIONS)?,
             inbox: Vec::with_capacity(64),
             out: Out::default(),
             now: Now::default(),

@@ -17,7 +17,10 @@ pub const KEYS_MAX: u32 = 4_096;
 pub const SESSIONS_PER_SHARD_MAX: u32 = 1_024;
 /// Client connections on one shard; each shard has a slot for every client of the Edge. `[D-33]`
 pub const CLIENTS_MAX_DEFAULT: u32 = 4_096;
-pub const CLIENTS_MAX_CEILING: u32 = 65_536;
+/// Operations of one client in the kernel at once: a read or a poll, a send, a cancel's answer.
+pub const OPERATIONS_PER_CLIENT: u32 = 3;
+/// The kernel's completion queue has at most 65 536 entries, and none may be left out.
+pub const CLIENTS_MAX_CEILING: u32 = 20_000;
 /// Run slots on one shard; a run id has 24 bits for the row. Bounds leases held on its sessions.
 pub const RUNS_PER_SHARD_MAX: u32 = 16_384;
 /// Bytes of a configured name (node, provider, model, adapter, target).
@@ -194,6 +197,15 @@ const _: () = {
     assert!(BLOCK_BYTES >= RECORD_BYTES_MAX && BLOCK_BYTES >= HEAD_BYTES_MAX);
     assert!(RUNS_PER_SHARD_MAX <= 1 << 24); // run id
     assert!(SHARDS_MAX <= 256);
+    assert!(
+        CLIENTS_MAX_CEILING * OPERATIONS_PER_CLIENT
+            + SESSIONS_PER_SHARD_MAX * 2
+            + RECEIVE_BUFFERS
+            + CLIENT_RECEIVE_BUFFERS
+            + GATHERS_PER_TURN_MAX
+            + 64
+            <= 65_536
+    );
     assert!(NODES_MAX <= 65_536 && PROVIDERS_MAX <= 65_536 && MODELS_MAX <= 65_536);
     assert!(BODY_BYTES_MAX_DEFAULT < ENVELOPE_TO_NODE_BYTES_MAX);
     assert!(DEAD_MS >= 2 * HEARTBEAT_MS);

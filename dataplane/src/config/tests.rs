@@ -1021,7 +1021,7 @@ fn keys_are_checked_and_never_repeated() {
 fn limits_have_ceilings_and_must_fit_the_host() {
     let with = |line: &str| format!("limits:\n  {line}\npki:");
     for (name, wrong, what) in [
-        ("clients_max", "65537", "from 1 to 65536"),
+        ("clients_max", "20001", "from 1 to 20000"),
         ("clients_max", "0", "from 1"),
         ("handshakes_max", "0", "from 1"),
         ("body_bytes_max", "64 MiB", "from 1 KiB to 63 MiB"),
@@ -1041,7 +1041,7 @@ fn limits_have_ceilings_and_must_fit_the_host() {
         "limits.body_pool_bytes",
         "body_pool_bytes (16 MiB) must hold one body of body_bytes_max (32 MiB) per shard: 33558336 bytes",
     );
-    good(&changed("pki:", &with("clients_max: 65536")));
+    good(&changed("pki:", &with("clients_max: 20000")));
     refused(
         "pki:",
         &with("output_pool_bytes: 8 GiB"),

@@ -34,9 +34,9 @@ use iop_control::names::Names;
 use iop_proto::ids::{BootNonce, Now, ShardIndex};
 use iop_proto::limits::{
     ASSEMBLED_BYTES_MAX, BLOCK_BYTES, CLIENT_RECEIVE_BUFFERS, CLIENT_RECEIVE_BYTES,
-    COMPLETIONS_PER_TURN_MAX, HEAD_BYTES_MAX, LENGTH_PREFIX_BYTES, RECEIVE_BUFFER_BYTES,
-    RECEIVE_BUFFERS, RESPONSE_START_BYTES_MAX, RUNS_PER_SHARD_MAX, SESSION_UNSENT_BYTES_MAX,
-    SESSIONS_PER_SHARD_MAX,
+    COMPLETIONS_PER_TURN_MAX, GATHERS_PER_TURN_MAX, HEAD_BYTES_MAX, LENGTH_PREFIX_BYTES,
+    OPERATIONS_PER_CLIENT, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFERS, RESPONSE_START_BYTES_MAX,
+    RUNS_PER_SHARD_MAX, SESSION_UNSENT_BYTES_MAX, SESSIONS_PER_SHARD_MAX,
 };
 use iop_ring::spsc::Consumer;
 
@@ -142,6 +142,16 @@ impl ShardConfig {
                 ASSEMBLIES as u64 * u64::from(ASSEMBLED_BYTES_MAX),
             ),
         ]
+    }
+
+    /// Completions that can wait to be handled: neither the kernel's queue nor the inbox ever has to
+    /// leave one out, or a send that fell short could be missed.
+    fn completions(&self) -> usize {
+        self.limits.clients_max as usize * OPERATIONS_PER_CLIENT as usize
+            + self.sessions_max * 2 // the end of a receive, a send
+            + (RECEIVE_BUFFERS + CLIENT_RECEIVE_BUFFERS) as usize // one receive each
+            + GATHERS_PER_TURN_MAX as usize // direct sends
+            + 64 // the bell, answers to cancels
     }
 
     fn carry_blocks(&self) -> usize {
@@ -253,7 +263,8 @@ impl Shard {
             mut metrics,
             ..
         } = parts;
-        let mut ring = Ring::new()?;
+        let completions = config.completions();
+        let mut ring = Ring::new(slot_of(completions))?;
         let node_buffers = ring.receive_buffers(NODE_GROUP, NODE_BUFFERS, RECEIVE_BUFFER_BYTES)?;
         let client_buffers =
             ring.receive_buffers(CLIENT_GROUP, CLIENT_BUFFERS, CLIENT_RECEIVE_BYTES)?;
@@ -284,7 +295,7 @@ impl Shard {
             ring,
             node_buffers,
             client_buffers,
-            inbox: Vec::with_capacity(2 * uring::COMPLETIONS as usize),
+            inbox: Vec::with_capacity(completions),
             inbox_at: 0,
             taken: Vec::with_capacity((RECEIVE_BUFFERS + CLIENT_RECEIVE_BUFFERS) as usize),
             spent: Vec::with_capacity(config.carry_blocks()),

@@ -55,8 +55,9 @@ impl Shard {
             return Duration::ZERO;
         }
         self.waker.prepare();
-        let waiting =
-            !self.lanes.effects.is_empty() || !self.arrivals.is_empty() || self.peers.is_waiting();
+        let waiting = !self.lanes.effects.is_empty()
+            || (!self.outbox.is_waiting() && !self.arrivals.is_empty())
+            || self.peers.is_waiting();
         if waiting {
             return Duration::ZERO;
         }
@@ -219,7 +220,12 @@ impl Shard {
         Some(buffers.take(id, length))
     }
 
+    /// New connections wait while control is behind: a slot's next tenant then owes nothing on top of
+    /// what its last one still does.
     fn parcels(&mut self) {
+        if self.outbox.is_waiting() {
+            return;
+        }
         for _ in 0..PARCELS_PER_TURN_MAX {
             let Some(handover) = self.arrivals.pop() else {
                 break;

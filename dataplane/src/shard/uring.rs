@@ -1,7 +1,7 @@
 //! HOT. The kernel ring of one thread: submissions, completions, provided receive buffers.
 //!
 //! Lives on: the thread that made it (SINGLE_ISSUER). Bound: `SUBMISSIONS` entries between two
-//! enters, `COMPLETIONS` outstanding; receive buffers as their ring was made.
+//! enters, completions outstanding as its maker says; receive buffers as their ring was made.
 //!
 //! Everything handed to the kernel stays where it is until its terminal completion: that is the
 //! contract of each `unsafe fn` here, and `send.rs` is the only caller of those.
@@ -19,8 +19,6 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 
 /// Entries of the submission queue: pushed ones are submitted early when it is full.
 pub const SUBMISSIONS: u32 = 1024;
-/// Entries of the completion queue.
-pub const COMPLETIONS: u32 = 8192;
 
 /// What an operation was for. The number travels in the completion's user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,13 +155,13 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// Makes the calling thread's ring.
+    /// Makes the calling thread's ring, for at most `completions` that have not been reaped.
     ///
     /// # Errors
     /// When the kernel refuses; the error names the remedy.
-    pub fn new() -> Result<Self, RingError> {
+    pub fn new(completions: u32) -> Result<Self, RingError> {
         let io = IoUring::builder()
-            .setup_cqsize(COMPLETIONS)
+            .setup_cqsize(completions.max(2 * SUBMISSIONS).next_power_of_two())
             .setup_submit_all()
             .setup_single_issuer()
             .setup_defer_taskrun()

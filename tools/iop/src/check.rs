@@ -433,7 +433,7 @@ fn io_uring_receives(report: &mut Report<'_>) -> io::Result<()> {
 
 fn try_receive() -> io::Result<()> {
     let stage = |error: iop_dataplane::shard::uring::RingError| error.source;
-    let mut ring = Ring::new().map_err(stage)?;
+    let mut ring = Ring::new(64).map_err(stage)?;
     let _buffers = ring.receive_buffers(0, 4, 4096).map_err(stage)?;
     let (mut near, far) = UnixStream::pair()?;
     let token = Token::new(Kind::SessionReceive, 0, 1);
