@@ -17,7 +17,7 @@ enum Phase {
     MidBody,
 }
 
-/// Proves, [R-251], [R-253], [D-08], [P-11].
+/// Proves, [R-251], [R-253], [D-08].
 #[test]
 fn r246_a_client_that_leaves_is_told_to_the_node_once_and_its_lease_waits_for_the_terminal() {
     let world = World::new(&catalog([1, 1], ""));
@@ -155,7 +155,7 @@ fn s56_a_request_that_has_not_begun_is_withdrawn_and_one_that_has_comes_before_i
     world.rest();
 }
 
-/// Proves, [A-64].
+/// Proves.
 #[test]
 fn r247_a_node_that_does_not_answer_in_time_is_told_and_the_client_gets_504() {
     let provider = "        response_wait_ms: 700\n";
@@ -220,7 +220,7 @@ fn no_timer_returns_the_lease_of_a_cancelled_run() {
     world.rest();
 }
 
-/// Proves, [A-63].
+/// Proves.
 #[test]
 fn r248_an_answer_that_cannot_be_written_is_cancelled_and_the_rest_of_it_dropped() {
     let tail = "ingress:\n  tolerate_half_close: true\n";

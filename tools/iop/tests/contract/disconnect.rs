@@ -52,7 +52,7 @@ fn expect_lost(phase: Phase, client: &mut Client, head: Option<&Head>) {
     }
 }
 
-/// Proves, [R-073], [R-074], [S-11], [P-32], [P-14].
+/// Proves, [R-073], [R-074], [P-32], [P-14].
 #[test]
 fn r070_a_node_that_leaves_in_any_way_ends_its_answers_and_returns_its_leases_once() {
     let world = World::new(&catalog([4, 4], ""));
@@ -144,7 +144,7 @@ pub(crate) fn block_writer(world: &World, model: &str) -> Client {
     client
 }
 
-/// Proves [S-12], [D-02].
+/// Proves [S-12].
 #[test]
 fn s12_requests_that_had_not_begun_go_to_the_next_generation_in_their_order() {
     // The generation ends because its connection does, or because another claims its node.
@@ -216,6 +216,8 @@ fn numbered_requests(node: &mut Node, count: u32) -> Vec<TunnelRequest> {
 }
 
 /// Or to another node, if one serves the model.
+///
+/// Proves.
 #[test]
 fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
     let world = World::new(&catalog([4, 4], ""));
@@ -250,6 +252,8 @@ fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
 }
 
 /// The last word of a run and the end of its connection, in one record: the answer is whole.
+///
+/// Proves [S-11].
 #[test]
 fn a_terminal_before_the_close_counts_and_the_close_finds_nothing_to_return() {
     let world = World::new(&catalog([4, 4], ""));

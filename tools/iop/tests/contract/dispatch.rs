@@ -19,10 +19,11 @@ const HEAD: &str = "POST /v1/chat/completions?trace=1 HTTP/1.1\r\nHost: edge\r\n
 /// name.
 const BODY: [&str; 2] = [
     "{ \"z\" : 1e400 ,\n\t\"n\":{\"model\":\"only1\"},\"model\" : ",
-    " ,\"a\":12345678901234567890,\"s\":\"\\u0041\\/\u{e9}\u{1f600}\", \"stream\" :true, \"z\":-0.0 }",
+    " ,\"a\":12345678901234567890,\"s\":\"\\u0041\\/\u{e9}\u{1f600}\", \"stream\" :true, \
+     \"z\":-0.0 }",
 ];
 
-/// Proves [R-085], [R-093], [R-101], [R-102], [R-233], [D-12], [D-13].
+/// Proves [R-085], [R-093], [R-102], [R-233], [D-12], [D-13].
 #[test]
 fn d13_the_node_sees_the_request_with_its_model_spliced_and_its_secrets_gone() {
     let provider = "        stall_timeout_ms: 1234\n        timeout_sec: 7\n";
@@ -300,7 +301,6 @@ models:
     world.rest();
 }
 
-/// Proves [P-17].
 #[test]
 fn requests_are_served_in_the_order_they_came_and_never_beyond_capacity() {
     let world = World::new(&catalog([1, 1], ""));
@@ -403,7 +403,7 @@ fn a_wait_without_end_ends_in_503_and_the_next_one_is_served() {
     world.rest();
 }
 
-/// Proves [P-07], [P-21], [A-26].
+/// Proves [P-07], [P-21].
 #[test]
 fn p07_who_left_while_waiting_is_never_dispatched_and_holds_nobody_up() {
     let world = World::new(&catalog([1, 1], ""));

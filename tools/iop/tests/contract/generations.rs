@@ -40,7 +40,7 @@ fn r156_another_nodes_terminal_ends_nothing() {
     world.rest();
 }
 
-/// Proves [S-20], [A-25], [P-67].
+/// Proves [S-20], [P-67].
 #[test]
 fn s20_a_terminal_on_the_next_connection_for_a_run_of_the_last_is_ignored() {
     let world = World::new(&catalog([1, 4], ""));
@@ -76,7 +76,7 @@ fn s20_a_terminal_on_the_next_connection_for_a_run_of_the_last_is_ignored() {
     world.rest();
 }
 
-/// Proves, [R-072], [R-078], [S-03], [S-05], [A-04].
+/// Proves, [R-072], [R-078], [S-03], [S-05].
 #[test]
 fn s03_a_claim_fences_the_ready_owner_at_once_and_its_late_close_nobody() {
     let world = World::new(&catalog([3, 4], ""));

@@ -14,7 +14,7 @@ use iop_proto::view::TunnelFrameOut;
 
 use crate::support::{Client, DEADLINE, Edge, Head, Metrics, Node, Setup, chat, envelope};
 
-// ── the Edge under test ───────────────────────────────────────────────────────────────────────────
+// ── the Edge under test ──────────────────────────────────────────────────────────────────────────
 
 /// A running Edge with nodes `n1` and `n2` in its configuration, and what it has open at rest.
 pub(crate) struct World {
@@ -22,8 +22,8 @@ pub(crate) struct World {
     resting: f64,
 }
 
-/// Node `n1` with provider `p1`, node `n2` with `p2`; `m1` is served by both, `only1` and `only2` by
-/// one each. `tail`: limits, timeouts.
+/// Node `n1` with provider `p1`, node `n2` with `p2`; `m1` is served by both, `only1` and `only2`
+/// by one each. `tail`: limits, timeouts.
 pub(crate) fn catalog(capacities: [u32; 2], tail: &str) -> String {
     catalog_with(capacities, "", tail)
 }
@@ -39,8 +39,8 @@ pub(crate) fn catalog_with(capacities: [u32; 2], provider: &str, tail: &str) -> 
              adapter: a{n}\n        target: t{n}\n        capacity: {capacity}\n{provider}"
         );
     }
-    text + "models:\n  - name: m1\n    providers: [p1, p2]\n  - name: only1\n    providers: [p1]\n  \
-            - name: only2\n    providers: [p2]\n"
+    text + "models:\n  - name: m1\n    providers: [p1, p2]\n  - name: only1\n    \
+            providers: [p1]\n  - name: only2\n    providers: [p2]\n"
         + tail
 }
 
@@ -136,8 +136,8 @@ impl World {
         self.edge.metrics().get("iop_edge_stream_violations_total")
     }
 
-    /// Whether `/status` says that the node is connected. A document serves every reader for a second,
-    /// so only the first reading of an Edge is sure to be news.
+    /// Whether `/status` says that the node is connected. A document serves every reader for a
+    /// second, so only the first reading of an Edge is sure to be news.
     pub(crate) fn is_connected(&self, node: &str) -> bool {
         let status = self.edge.status();
         let nodes = status["nodes"].as_array().expect("a list of nodes");
@@ -171,8 +171,8 @@ impl World {
         assert_eq!(client.body(&head), (b"{\"still\":\"here\"}".to_vec(), true));
     }
 
-    /// Everything is given back: requests, leases, buffers, sessions, descriptors; and it still runs.
-    /// Drop every node and client before.
+    /// Everything is given back: requests, leases, buffers, sessions, descriptors; and it still
+    /// runs. Drop every node and client before.
     pub(crate) fn rest(mut self) -> Metrics {
         let metrics = self.edge.wait_idle();
         self.wait("iop_edge_sessions", 0);
@@ -198,8 +198,8 @@ impl World {
     }
 }
 
-/// Open descriptors as the Edge itself counts them while it answers us: with our one connection, and
-/// without the last one, whose end it has met before.
+/// Open descriptors as the Edge itself counts them while it answers us: with our one connection,
+/// and without the last one, whose end it has met before.
 fn descriptors(edge: &Edge) -> f64 {
     edge.metrics().get("process_open_fds")
 }
@@ -212,7 +212,7 @@ pub(crate) fn queued(metrics: &Metrics) -> f64 {
         - metrics.reason("queue_timeout")
 }
 
-// ── a node's half ─────────────────────────────────────────────────────────────────────────────────
+// ── a node's half ────────────────────────────────────────────────────────────────────────────────
 
 /// A run as its node sees it.
 #[derive(Debug)]
@@ -286,8 +286,8 @@ pub(crate) fn frame_bytes(frame: &TunnelFrameOut<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Everything the Edge's shard had for the node before this call. Two round trips: a pong goes before
-/// requests that wait, and they go before the next pong.
+/// Everything the Edge's shard had for the node before this call. Two round trips: a pong goes
+/// before requests that wait, and they go before the next pong.
 pub(crate) fn pending(node: &mut Node) -> Vec<Message> {
     static SEQUENCE: AtomicU64 = AtomicU64::new(1_000_000);
     let mut seen = Vec::new();
@@ -418,7 +418,7 @@ fn reset_on_close(socket: &TcpStream) {
         .expect("a TCP socket");
 }
 
-// ── a client's half ───────────────────────────────────────────────────────────────────────────────
+// ── a client's half ──────────────────────────────────────────────────────────────────────────────
 
 /// The whole answer, and whether it came to a proper end.
 pub(crate) fn answer(client: &mut Client) -> (Head, Vec<u8>, bool) {
@@ -440,7 +440,8 @@ pub(crate) fn expect_error(client: &mut Client, status: u16, code: &str, source:
     head
 }
 
-/// The stream that has begun ends with one error event of ours behind `before`, and not with `[DONE]`.
+/// The stream that has begun ends with one error event of ours behind `before`, and not with
+/// `[DONE]`.
 pub(crate) fn expect_error_event(client: &mut Client, head: &Head, before: &[u8], code: &str) {
     let (body, whole) = client.body(head);
     assert!(whole, "the chunks come to their end");
@@ -472,7 +473,7 @@ pub(crate) fn expect_abort(client: &mut Client, head: &Head, before: &[u8]) {
     );
 }
 
-// ── bytes no builder writes ───────────────────────────────────────────────────────────────────────
+// ── bytes no builder writes ──────────────────────────────────────────────────────────────────────
 
 pub(crate) fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -5,7 +5,7 @@ use crate::kit::{
 };
 use crate::support::chat;
 
-/// Proves [D-11], [D-28].
+/// Proves [D-11].
 #[test]
 fn d11_statuses_headers_and_bodies_pass_untouched_and_hop_headers_do_not() {
     let world = World::new(&catalog([4, 4], ""));
@@ -105,6 +105,7 @@ fn r108_an_answer_may_have_no_body_at_all() {
     world.rest();
 }
 
+/// Proves [D-28].
 #[test]
 fn an_announced_length_is_enforced_both_ways() {
     let world = World::new(&catalog([4, 4], ""));

@@ -5,7 +5,7 @@ use iop_proto::domain::{Message, RegisterRequest, Token};
 use crate::kit::{Run, World, catalog, expect_accepted, expect_nothing, expect_ready, ready};
 use crate::support::{Node, chat, http_get};
 
-/// Proves, [R-352], [R-353], [R-354].
+/// Proves, [R-353].
 #[test]
 fn r351_the_status_tells_figures_and_names_and_nothing_of_the_connection() {
     let world = World::new(&catalog([4, 4], ""));

@@ -53,7 +53,7 @@ fn r040_a_duplicate_ready_is_answered_and_does_nothing_else() {
     world.rest();
 }
 
-/// Proves, [R-032], [R-042], [R-077], [S-08].
+/// Proves, [R-042], [R-077], [S-08].
 #[test]
 fn r032_the_acknowledgement_comes_before_the_requests_that_waited_for_it() {
     let world = World::new(&catalog([4, 4], ""));

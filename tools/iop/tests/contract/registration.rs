@@ -50,7 +50,7 @@ fn r024_an_accepted_registration_claims_the_node_pending_and_no_more() {
     world.rest();
 }
 
-/// Proves, [A-05].
+/// `[A-02]` `[A-05]`
 #[test]
 fn a05_a_refused_first_registration_is_told_why_and_closed() {
     let world = World::new(&catalog([4, 4], ""));
@@ -77,7 +77,7 @@ fn a05_a_refused_first_registration_is_told_why_and_closed() {
     world.rest();
 }
 
-/// Proves.
+/// `[A-03]`
 #[test]
 fn a03_the_same_id_again_gets_the_same_answer_and_changes_nothing() {
     let world = World::new(&catalog([1, 1], ""));

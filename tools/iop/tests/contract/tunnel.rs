@@ -129,7 +129,7 @@ const CASES: [Case; 18] = [
     ),
 ];
 
-/// Proves, [R-107], [R-092], [R-161], [R-162], [A-28], [A-29], [D-41], [S-68].
+/// Proves, [R-107], [R-092], [R-161], [R-162], [D-41], [S-68].
 #[test]
 fn a29_a_stream_that_breaks_its_form_fails_alone_and_its_lease_waits_for_the_terminal() {
     let world = World::new(&catalog([1, 1], ""));
@@ -223,7 +223,7 @@ fn r106_numbers_may_start_at_0_or_1_and_what_is_only_observed_changes_no_byte() 
     world.rest();
 }
 
-/// Proves, [I3.6].
+/// Proves.
 #[test]
 fn r109_after_the_terminal_nothing_of_a_run_counts_again() {
     let world = World::new(&catalog([1, 1], ""));
@@ -334,9 +334,10 @@ fn more_than_a_hundred_violations_close_the_session() {
     world.rest();
 }
 
-// ── encodings ─────────────────────────────────────────────────────────────────────────────────────
+// ── encodings ────────────────────────────────────────────────────────────────────────────────────
 
-/// Start, two bodies, end, each with its fields and its envelope's backwards and among unknown ones.
+/// Start, two bodies, end, each with its fields and its envelope's backwards and among unknown
+/// ones.
 fn backwards(run: &Run) -> Vec<u8> {
     let tomorrow = [
         int_field(90, 1),
@@ -379,7 +380,8 @@ fn backwards(run: &Run) -> Vec<u8> {
 fn the_same_answer_in_any_encoding_and_any_records_is_the_same_answer() {
     let world = World::new(&catalog([4, 4], ""));
     let mut node = world.node("n1");
-    let ways: [(&str, fn(&mut Node, &[u8])); 3] = [
+    type Way = (&'static str, fn(&mut Node, &[u8]));
+    let ways: [Way; 3] = [
         ("all in one record", |node, bytes| node.send_bytes(bytes)),
         ("one byte a record", |node, bytes| {
             for byte in bytes {
