@@ -197,6 +197,8 @@ fn r247_a_node_that_does_not_answer_in_time_is_told_and_the_client_gets_504() {
 }
 
 /// A lease whose terminal never comes is not healed by time; only the connection's end returns it.
+///
+/// Proves [P-15].
 #[test]
 fn no_timer_returns_the_lease_of_a_cancelled_run() {
     let provider = "        response_wait_ms: 300\n";

@@ -1,5 +1,8 @@
 //! NodeReadyRequest: who is believed, what the first one does, and what a refused one leaves alone.
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
+
+use iop_proto::domain::Message;
 
 use crate::kit::{
     Run, World, catalog, event, expect_accepted, expect_nothing, expect_ready, expect_rejected,
@@ -110,7 +113,7 @@ fn r046_a_ready_of_nobody_or_with_another_id_is_refused_and_disturbs_no_owner() 
     world.rest();
 }
 
-/// Proves, [R-044], [R-355], [S-02], [S-04], [D-60].
+/// Proves, [R-044], [R-355], [S-04], [D-60].
 #[test]
 fn r045_a_pending_owner_that_was_superseded_is_told_so_and_then_closed() {
     let world = World::new(&catalog([4, 4], ""));
@@ -152,6 +155,74 @@ fn r045_a_pending_owner_that_was_superseded_is_told_so_and_then_closed() {
     let seen = world.edge.metrics();
     assert_eq!(seen.get("iop_edge_node_fences_total"), 0.0);
     drop((told, silent, owner, client));
+    world.rest();
+}
+
+/// Claims and readies, and whether it was believed; `None`: the Edge closed the connection before.
+fn claim(mut node: Node) -> (Node, Option<bool>) {
+    let mut is_ready = None;
+    if node.try_send_bytes(&envelope_with(&ready("n1"), 2)) {
+        while let Some(message) = node.try_receive() {
+            if let Message::NodeReadyResponse(answer) = message {
+                is_ready = Some(answer.ready);
+                break;
+            }
+        }
+    }
+    (node, is_ready)
+}
+
+/// Proves [S-02].
+#[test]
+fn s02_many_claims_at_the_same_instant_leave_one_owner() {
+    let world = World::new(&catalog([4, 4], ""));
+    let start = Barrier::new(8);
+    let claims: Vec<_> = std::thread::scope(|scope| {
+        let claimants: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut node = Node::connect(&world.edge, "n1");
+                    expect_nothing(&mut node); // the handshake is behind it
+                    start.wait();
+                    node.send(&register("n1"));
+                    claim(node)
+                })
+            })
+            .collect();
+        claimants
+            .into_iter()
+            .map(|claimant| claimant.join().expect("it ends"))
+            .collect()
+    });
+    let seen = world.wait("iop_edge_node_registrations_total", 8);
+    let activations = seen.get("iop_edge_node_activations_total");
+    let believed = claims
+        .iter()
+        .filter(|(_, is_ready)| *is_ready == Some(true))
+        .count();
+    assert!(
+        believed >= 1 && activations >= believed as f64,
+        "{believed} of {activations}"
+    );
+    // Each claim put out the one before it, ready or not; the last put out nobody it should not.
+    assert_eq!(seen.get("iop_edge_node_fences_total"), activations - 1.0);
+    assert_eq!(
+        seen.get("iop_edge_node_superseded_total"),
+        8.0 - activations
+    );
+    let mut client = world.asks(&chat("only1", false));
+    let mut owners = 0;
+    let mut nodes: Vec<_> = claims.into_iter().map(|(node, _)| node).collect();
+    for node in &mut nodes {
+        // Every other connection is closed by now, or will be: only the owner has a request.
+        if let Some(Message::TunnelRequest(request)) = node.try_receive() {
+            Run::of(&request).error(node, "node rejected");
+            owners += 1;
+        }
+    }
+    assert_eq!(owners, 1);
+    assert_eq!(client.head().expect("an answer").status, 502);
+    drop((client, nodes));
     world.rest();
 }
 
