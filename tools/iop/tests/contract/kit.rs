@@ -278,6 +278,18 @@ impl Run {
     }
 }
 
+/// A head of an event stream.
+pub(crate) fn start_bytes(run: &Run, sequence: u64) -> Vec<u8> {
+    let headers: &[(&[u8], &[u8])] = &[(b"content-type", b"text/event-stream")];
+    frame_bytes(&TunnelFrameOut::response_start(
+        &run.id, sequence, 200, headers,
+    ))
+}
+
+pub(crate) fn body_bytes(run: &Run, sequence: u64, body: &[u8]) -> Vec<u8> {
+    frame_bytes(&TunnelFrameOut::body(&run.id, sequence, body))
+}
+
 /// A whole frame with its length prefix.
 pub(crate) fn frame_bytes(frame: &TunnelFrameOut<'_>) -> Vec<u8> {
     let mut bytes = vec![0; frame.encoded_len().expect("a legal frame")];
@@ -288,22 +300,30 @@ pub(crate) fn frame_bytes(frame: &TunnelFrameOut<'_>) -> Vec<u8> {
 /// Everything the Edge's shard had for the node before this call. Two round trips: a pong goes
 /// before requests that wait, and they go before the next pong.
 pub(crate) fn pending(node: &mut Node) -> Vec<Message> {
+    try_pending(node).expect("the connection stays open")
+}
+
+/// As `pending`; `None`: the Edge has closed the connection.
+pub(crate) fn try_pending(node: &mut Node) -> Option<Vec<Message>> {
     static SEQUENCE: AtomicU64 = AtomicU64::new(1_000_000);
     let mut seen = Vec::new();
+    let began = Instant::now();
     for _ in 0..2 {
         let seq = SEQUENCE.fetch_add(1, Ordering::Relaxed);
-        node.send_bytes(&envelope(&Message::Ping(Ping { seq })));
+        let _closed = node.try_send_bytes(&envelope(&Message::Ping(Ping { seq })));
         loop {
-            match node.try_receive_any().expect("the connection stays open") {
+            assert!(began.elapsed() < DEADLINE, "a ping was not answered");
+            match node.try_receive_any()? {
                 Message::Pong(pong) if pong.seq == seq => break,
                 Message::Ping(ping) => {
-                    node.send_bytes(&envelope(&Message::Pong(Pong { seq: ping.seq })));
+                    let pong = envelope(&Message::Pong(Pong { seq: ping.seq }));
+                    let _closed = node.try_send_bytes(&pong);
                 }
                 other => seen.push(other),
             }
         }
     }
-    seen
+    Some(seen)
 }
 
 /// The Edge has nothing for the node, and the connection is open.

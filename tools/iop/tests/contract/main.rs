@@ -13,6 +13,7 @@ mod dispatch;
 mod envelopes;
 mod generations;
 mod heartbeat;
+mod histories;
 mod identity;
 mod kit;
 mod leases;

@@ -604,7 +604,9 @@ impl Node {
 
     /// The next message that is no ping or pong; pings are answered. `None`: the Edge closed.
     pub fn try_receive(&mut self) -> Option<Message> {
+        let began = Instant::now();
         loop {
+            assert!(began.elapsed() < DEADLINE, "nothing but heartbeats from the Edge in time");
             match self.try_receive_any()? {
                 Message::Ping(ping) => {
                     let pong = envelope(&Message::Pong(iop_proto::domain::Pong { seq: ping.seq }));
