@@ -606,7 +606,10 @@ impl Node {
     pub fn try_receive(&mut self) -> Option<Message> {
         let began = Instant::now();
         loop {
-            assert!(began.elapsed() < DEADLINE, "nothing but heartbeats from the Edge in time");
+            assert!(
+                began.elapsed() < DEADLINE,
+                "nothing but heartbeats from the Edge in time"
+            );
             match self.try_receive_any()? {
                 Message::Ping(ping) => {
                     let pong = envelope(&Message::Pong(iop_proto::domain::Pong { seq: ping.seq }));
