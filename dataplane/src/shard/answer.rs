@@ -27,14 +27,10 @@ impl Shard {
     /// RESPONSE_START: status and headers to the client of `run`.
     pub(super) fn client_start(&mut self, run: usize, status: i32, headers: Entries<'_>) {
         let row = self.runs[run].client.0 as usize;
-        let client = &mut self.clients[row];
+        let client = &self.clients[row];
         let status = u16::try_from(status).unwrap_or(0);
-        let own_id = client.own_id;
         let planned = plan_response(client.asked, status, headers.iter()).and_then(|plan| {
-            let head = client.parsed.zip(client.head.as_ref());
-            let id = head.map_or(&own_id[..], |(head, block)| {
-                head.request_id_or(block, &own_id)
-            });
+            let id = client.request_id();
             let written = write_response_head(&mut self.scratch[..], &plan, headers.iter(), id)?;
             Ok((plan, written))
         });
@@ -250,14 +246,10 @@ impl Shard {
         allow: Option<Allow>,
     ) {
         let client = &self.clients[row];
-        let head = client.parsed.zip(client.head.as_ref());
-        let id = head.map_or(&client.own_id[..], |(head, block)| {
-            head.request_id_or(block, &client.own_id)
-        });
         let refusal = openai::Refusal {
             reason,
             asked: client.asked,
-            request_id: id,
+            request_id: client.request_id(),
             retry_after_s,
             allow,
         };
@@ -271,51 +263,49 @@ impl Shard {
         self.answer_scratch(row, status, length);
     }
 
+    /// The answer of ours to the client's request, its body aside.
     fn simple<'a>(&'a self, row: usize, status: u16, content_type: &'a str) -> SimpleResponse<'a> {
         let client = &self.clients[row];
-        let head = client.parsed.zip(client.head.as_ref());
         SimpleResponse {
             asked: client.asked,
             status,
             content_type,
-            request_id: head.map_or(&client.own_id[..], |(head, block)| {
-                head.request_id_or(block, &client.own_id)
-            }),
+            request_id: client.request_id(),
             source: None,
             retry_after_s: 0,
             allow: None,
         }
     }
 
-    pub(super) fn answer_text(&mut self, row: usize, status: u16, text: &[u8]) {
+    fn answer_simple(
+        &mut self,
+        row: usize,
+        status: u16,
+        content_type: &str,
+        allow: Option<Allow>,
+        body: &[u8],
+    ) {
         self.close_if_body(row);
         let mut scratch = std::mem::take(&mut self.scratch);
-        let response = self.simple(row, status, "text/plain; charset=utf-8");
+        let mut response = self.simple(row, status, content_type);
+        response.allow = allow;
         let length =
-            write_simple_response(&mut scratch, &response, text).expect("scratch is large");
+            write_simple_response(&mut scratch, &response, body).expect("scratch is large");
         self.scratch = scratch;
         self.answer_scratch(row, status, length);
     }
 
+    pub(super) fn answer_text(&mut self, row: usize, status: u16, text: &[u8]) {
+        self.answer_simple(row, status, "text/plain; charset=utf-8", None, text);
+    }
+
     pub(super) fn answer_options(&mut self, row: usize, allow: Allow) {
-        self.close_if_body(row);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let mut response = self.simple(row, 204, "");
-        response.allow = Some(allow);
-        let length = write_simple_response(&mut scratch, &response, b"").expect("scratch is large");
-        self.scratch = scratch;
-        self.answer_scratch(row, 204, length);
+        self.answer_simple(row, 204, "", Some(allow), b"");
     }
 
     pub(super) fn answer_model(&mut self, row: usize, model: ModelIndex) {
-        self.close_if_body(row);
         let catalog = std::sync::Arc::clone(&self.catalog);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let response = self.simple(row, 200, openai::JSON);
-        let length = write_simple_response(&mut scratch, &response, catalog.model(model))
-            .expect("scratch is large");
-        self.scratch = scratch;
-        self.answer_scratch(row, 200, length);
+        self.answer_simple(row, 200, openai::JSON, None, catalog.model(model));
     }
 
     /// `GET /v1/models`: from the Edge's own catalog, whatever is connected. `[D-17]`

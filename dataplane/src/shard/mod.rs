@@ -17,6 +17,7 @@ mod forward;
 pub mod http1;
 mod inbound;
 pub mod outbox;
+mod output;
 mod request;
 mod run;
 pub mod send;
@@ -197,7 +198,7 @@ pub struct Shard {
     ring: Ring,
     node_buffers: ReceiveRing,
     client_buffers: ReceiveRing,
-    /// Completions reaped; those below `inbox_at` were handled.
+    /// Completions reaped; those below `inbox_at` were handled in this turn.
     inbox: Vec<Completion>,
     inbox_at: usize,
     /// Receive buffers of this turn, by group.
@@ -295,7 +296,7 @@ impl Shard {
             ring,
             node_buffers,
             client_buffers,
-            inbox: Vec::with_capacity(completions),
+            inbox: Vec::with_capacity(completions + COMPLETIONS_PER_TURN_MAX as usize),
             inbox_at: 0,
             taken: Vec::with_capacity((RECEIVE_BUFFERS + CLIENT_RECEIVE_BUFFERS) as usize),
             spent: Vec::with_capacity(config.carry_blocks()),

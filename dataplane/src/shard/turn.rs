@@ -162,8 +162,8 @@ impl Shard {
         if self.inbox_at == self.inbox.len() {
             self.inbox.clear();
             self.inbox_at = 0;
-        } else if self.inbox_at >= self.inbox.capacity() / 4 {
-            self.inbox.drain(..self.inbox_at);
+        } else {
+            self.inbox.drain(..self.inbox_at); // room for whatever else can complete
             self.inbox_at = 0;
         }
     }

@@ -186,4 +186,22 @@ mod tests {
     fn the_projects_own_file_is_well_formed() {
         read(&tree::root()).unwrap();
     }
+
+    /// Code that moves takes its plants along.
+    #[test]
+    fn every_replaced_text_stands_exactly_once_in_its_file() {
+        let root = tree::root();
+        let stray: Vec<String> = read(&root)
+            .unwrap()
+            .into_iter()
+            .filter_map(|plant| match plant.change {
+                Change::Replace { file, from, .. } => {
+                    let found = tree::read(&root, &file).unwrap().matches(&from).count();
+                    (found != 1).then(|| format!("{}: {file} has it {found} times", plant.id))
+                }
+                Change::Cfg(_) => None,
+            })
+            .collect();
+        assert!(stray.is_empty(), "{stray:#?}");
+    }
 }
