@@ -39,6 +39,14 @@ struct Owner {
     draining: bool,
 }
 
+/// Leases a provider holds: all, long ones, those that count tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    all: u32,
+    long: u32,
+    counting: u32,
+}
+
 pub(crate) struct Shadow {
     names: Arc<Names>,
     waiting: Vec<Request>,
@@ -229,17 +237,19 @@ impl Shadow {
             "granted to a stranger"
         );
         assert_eq!(run.shard, session.shard, "the run slot is on another shard");
+        let (loads, held) = (self.loads(), self.held_models());
         assert!(
-            self.may_serve(provider, &request),
+            self.may_serve(&loads, provider, &request),
             "{provider:?} may not serve {request:?}"
         );
         assert!(
-            !self.is_held(request.model),
+            !held[request.model.row()],
             "granted while older ones may come back"
         );
-        let chosen = self.rank(provider);
+        let chosen = self.rank(&loads, provider);
         for &other in &self.names.model(request.model).providers {
-            let better = self.may_serve(other, &request) && self.rank(other) < chosen;
+            let better =
+                self.may_serve(&loads, other, &request) && self.rank(&loads, other) < chosen;
             assert!(
                 !better,
                 "{other:?} was better than {provider:?} for {request:?}"
@@ -250,7 +260,7 @@ impl Shadow {
             .iter()
             .filter(|waiting| waiting.age < request.age)
         {
-            let passed = self.may_serve(provider, older) && !self.is_held(older.model);
+            let passed = self.may_serve(&loads, provider, older) && !held[older.model.row()];
             assert!(!passed, "{request:?} overtook {older:?}");
         }
         self.taken += 1;
@@ -316,62 +326,58 @@ impl Shadow {
             && (!request.long || name.long_capacity > 0)
     }
 
-    fn held_on(&self, provider: ProviderIndex) -> impl Iterator<Item = &Granted> {
-        self.runs
-            .values()
-            .filter(move |run| run.provider == provider && !run.fenced)
+    /// What each provider holds, counted from the runs.
+    fn loads(&self) -> Vec<Load> {
+        let mut loads = vec![Load::default(); self.names.providers.len()];
+        for run in self.runs.values().filter(|run| !run.fenced) {
+            let load = &mut loads[run.provider.row()];
+            load.all += 1;
+            load.long += u32::from(run.request.long);
+            load.counting += u32::from(run.request.operation == Operation::CountTokens);
+        }
+        loads
     }
 
-    /// Selectable for it, counted from the runs.
-    fn may_serve(&self, provider: ProviderIndex, request: &Request) -> bool {
+    /// Selectable for it.
+    fn may_serve(&self, loads: &[Load], provider: ProviderIndex, request: &Request) -> bool {
         let name = self.names.provider(provider);
-        let count = |wanted: fn(&Request) -> bool| {
-            u32::try_from(
-                self.held_on(provider)
-                    .filter(|run| wanted(&run.request))
-                    .count(),
-            )
-            .unwrap()
-        };
-        let counts_tokens = |request: &Request| request.operation == Operation::CountTokens;
+        let load = loads[provider.row()];
+        let counts_tokens = request.operation == Operation::CountTokens;
         self.is_configured(provider, request)
             && self.owners[name.node.row()].is_some_and(|owner| owner.ready && !owner.draining)
-            && count(|_| true) < name.capacity
-            && (!request.long || count(|request| request.long) < name.long_capacity)
-            && (!counts_tokens(request) || count(counts_tokens) < (name.capacity / 4).max(1))
+            && load.all < name.capacity
+            && (!request.long || load.long < name.long_capacity)
+            && (!counts_tokens || load.counting < (name.capacity / 4).max(1))
     }
 
     /// Load after a grant, in 1/(5·7·8·9)ths so that it is exact for capacities up to 9; then age.
-    fn rank(&self, provider: ProviderIndex) -> (u64, u64) {
-        let load = self.held_on(provider).count() as u64 + 1;
+    fn rank(&self, loads: &[Load], provider: ProviderIndex) -> (u64, u64) {
+        let load = u64::from(loads[provider.row()].all) + 1;
         let capacity = u64::from(self.names.provider(provider).capacity);
         (load * 2_520 / capacity, self.last_used[provider.row()])
     }
 
-    /// Runs of ended generations may still come back to this model.
-    fn is_held(&self, model: ModelIndex) -> bool {
-        self.runs.values().any(|run| {
-            run.request.model == model && run.fenced && !run.begun && run.cancelled.is_none()
-        })
+    /// Models that runs of ended generations may still come back to.
+    fn held_models(&self) -> Vec<bool> {
+        let mut held = vec![false; self.names.models.len()];
+        for run in self.runs.values() {
+            let returns = run.fenced && !run.begun && run.cancelled.is_none();
+            held[run.request.model.row()] |= returns;
+        }
+        held
     }
 
     /// After a step.
-    pub(crate) fn settle(&self, now: Now, control: &Control) {
+    pub(crate) fn settle(&self, control: &Control) {
         assert!(
             self.owed.is_none(),
             "a cancelled request was never answered"
         );
-        if let Err(violation) = control.check() {
-            panic!("{violation}");
-        }
         if !control.has_pending() {
-            for waiting in self
-                .waiting
-                .iter()
-                .filter(|waiting| !self.is_held(waiting.model))
-            {
+            let (loads, held) = (self.loads(), self.held_models());
+            for waiting in self.waiting.iter().filter(|w| !held[w.model.row()]) {
                 for &provider in &self.names.model(waiting.model).providers {
-                    let stuck = self.may_serve(provider, waiting);
+                    let stuck = self.may_serve(&loads, provider, waiting);
                     assert!(!stuck, "{waiting:?} waits while {provider:?} has room");
                 }
             }
@@ -385,17 +391,16 @@ impl Shadow {
                 "owner of n{row}"
             );
         }
-        let _ = now;
     }
 
     /// The books, compared with the read model.
     pub(crate) fn compare(&self, now: Now, control: &Control) {
         let snapshot = control.snapshot(now);
+        let loads = self.loads();
         for shown in snapshot.nodes.iter().flat_map(|node| &node.providers) {
-            let held: Vec<_> = self.held_on(shown.provider).collect();
-            let long = held.iter().filter(|run| run.request.long).count();
-            let books = (held.len(), long);
-            let figures = (shown.in_flight as usize, shown.long_in_flight as usize);
+            let load = loads[shown.provider.row()];
+            let books = (load.all, load.long);
+            let figures = (shown.in_flight, shown.long_in_flight);
             assert_eq!(figures, books, "{:?}", shown.provider);
             let node = self.names.provider(shown.provider).node;
             let live = self.owners[node.row()].is_some_and(|owner| owner.ready && !owner.draining);
@@ -422,5 +427,10 @@ impl Shadow {
 
     pub(crate) fn runs(&self) -> usize {
         self.runs.len()
+    }
+
+    /// The run was granted and its end has not been reported.
+    pub(crate) fn knows(&self, run: RunRef) -> bool {
+        self.runs.contains_key(&run)
     }
 }

@@ -2,11 +2,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use iop_control::step::{Effect, Ending, Event};
-use iop_proto::ids::{ClientRef, NodeIndex, ProviderIndex, RunRef, SessionRef};
+use iop_proto::ids::{ClientRef, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
 
-use crate::world::Dice;
+use crate::dice::Dice;
 
 /// A client with what it asked and what it heard.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,7 +46,8 @@ pub(crate) struct Session {
     pub(crate) told: bool,
     /// NodeReadyResponse(true) was written: bulk is open.
     pub(crate) ready: bool,
-    pub(crate) draining: bool,
+    /// Its node was cut off then, and nobody here knows: nothing comes from it.
+    pub(crate) silent: Option<Now>,
     /// Requests not begun, in order.
     pub(crate) writer: VecDeque<u32>,
 }
@@ -101,7 +102,7 @@ impl Shard {
         }
     }
 
-    pub(crate) fn session_ref(&self, slot: usize) -> SessionRef {
+    fn session_ref(&self, slot: usize) -> SessionRef {
         SessionRef {
             shard: self.index,
             slot: u32::try_from(slot).unwrap(),
@@ -148,7 +149,7 @@ impl Shard {
             node,
             told: false,
             ready: false,
-            draining: false,
+            silent: None,
             writer: VecDeque::new(),
         });
         Some(slot)
@@ -494,20 +495,71 @@ impl Shard {
         self.events.push_back(Event::Terminal { run, ending });
     }
 
-    /// Rows of begun runs without terminal.
+    /// Rows of begun runs without terminal whose node can still send one.
     pub(crate) fn begun_rows(&self) -> Vec<u32> {
-        let begun = |run: &Run| matches!(run, Run::Live { begun: true, .. });
+        let can_end = |run: &Run| match *run {
+            Run::Live { session, begun, .. } => begun && !self.is_silent(session as usize),
+            Run::Dead { .. } | Run::Done => false,
+        };
         self.runs
             .iter()
-            .filter(|(_, (_, run))| begun(run))
+            .filter(|(_, (_, run))| can_end(run))
             .map(|(&row, _)| row)
             .collect()
     }
 
+    /// No run is owed a report.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_live = |run: &Run| matches!(run, Run::Live { .. });
+        self.runs.values().all(|(_, run)| !is_live(run))
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = (usize, &Session)> {
+        let seats = self.sessions.iter().enumerate();
+        seats.filter_map(|(slot, seat)| Some((slot, seat.tenant.as_ref()?)))
+    }
+
     pub(crate) fn open_sessions(&self) -> Vec<usize> {
-        (0..self.sessions.len())
-            .filter(|&slot| self.sessions[slot].tenant.is_some())
+        self.tenants().map(|(slot, _)| slot).collect()
+    }
+
+    /// Sessions whose node can be heard, and its certificate's node.
+    pub(crate) fn speaking_sessions(&self) -> Vec<(usize, NodeIndex)> {
+        let speaking = self.tenants().filter(|(_, tenant)| tenant.silent.is_none());
+        speaking.map(|(slot, tenant)| (slot, tenant.node)).collect()
+    }
+
+    pub(crate) fn silent_sessions(&self) -> Vec<(usize, Now)> {
+        self.tenants()
+            .filter_map(|(slot, tenant)| Some((slot, tenant.silent?)))
             .collect()
+    }
+
+    pub(crate) fn is_silent(&self, slot: usize) -> bool {
+        let tenant = self.sessions[slot].tenant.as_ref();
+        tenant.is_some_and(|tenant| tenant.silent.is_some())
+    }
+
+    pub(crate) fn set_silent(&mut self, slot: usize, since: Option<Now>) {
+        self.sessions[slot].tenant.as_mut().unwrap().silent = since;
+    }
+
+    /// The session in `slot` is about to tell control something; its name, and its node.
+    pub(crate) fn tells(&mut self, slot: usize) -> (SessionRef, NodeIndex) {
+        let session = self.session_ref(slot);
+        let tenant = self.sessions[slot].tenant.as_mut().unwrap();
+        tenant.told = true;
+        (session, tenant.node)
+    }
+
+    /// The node announces that it closes, if it is ready.
+    pub(crate) fn go_away(&mut self, slot: usize) -> bool {
+        let is_ready = self.sessions[slot].tenant.as_ref().unwrap().ready;
+        if is_ready {
+            let (session, _) = self.tells(slot);
+            self.events.push_back(Event::GoAway { session });
+        }
+        is_ready
     }
 
     pub(crate) fn seated(&self) -> Vec<u32> {

@@ -1,183 +1,85 @@
-//! The seeded scheduler: what may happen next, and to whom.
+//! The world a seed makes: the core under test, what surrounds it, and how both are checked.
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write;
 use std::sync::Arc;
 
 use iop_control::edge::Control;
-use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
-use iop_control::step::{Effect, Ending, Event, Out};
-use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
-use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex, ShardIndex};
+use iop_control::names::Names;
+use iop_control::step::{Effect, Event, Out};
+use iop_proto::catalog::Operation;
+use iop_proto::ids::{ModelIndex, NodeIndex, Now, ShardIndex};
+use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
+use crate::acts::{self, ACTS};
+use crate::catalog;
+use crate::dice::Dice;
 use crate::shadow::Shadow;
 use crate::shard::{ClientState, Parcel, Person, Run, Shard};
+use crate::tally::Tally;
 
-/// Repeatable randomness (splitmix64).
-pub(crate) struct Dice(u64);
+/// A queue between two threads.
+#[derive(Debug)]
+pub(crate) struct Link<T> {
+    queue: VecDeque<T>,
+    /// Nothing comes out before this step.
+    pub(crate) stalled: u64,
+}
 
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).unwrap()
-    }
-
-    /// One time in `n`.
-    pub(crate) fn chance(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
-        if from.is_empty() {
-            None
-        } else {
-            Some(from[self.below(from.len())])
+impl<T> Link<T> {
+    const fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            stalled: 0,
         }
     }
-}
 
-/// How much happened, over one or more seeds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) notices: u64,
-    grants: u64,
-    grants_queued: u64,
-    queue_returns: u64,
-    fenced: u64,
-    lost: u64,
-    cancels: u64,
-    gone_late: u64,
-    timeouts: u64,
-    full: u64,
-    superseded: u64,
-    stale: u64,
-}
-
-impl Tally {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.notices += other.notices;
-        self.grants += other.grants;
-        self.grants_queued += other.grants_queued;
-        self.queue_returns += other.queue_returns;
-        self.fenced += other.fenced;
-        self.lost += other.lost;
-        self.cancels += other.cancels;
-        self.gone_late += other.gone_late;
-        self.timeouts += other.timeouts;
-        self.full += other.full;
-        self.superseded += other.superseded;
-        self.stale += other.stale;
-    }
-
-    /// Every interesting thing happened often.
-    pub(crate) fn is_lively(&self) -> bool {
-        let often = [
-            self.grants,
-            self.grants_queued,
-            self.queue_returns,
-            self.fenced,
-            self.cancels,
-            self.gone_late,
-            self.timeouts,
-            self.full,
-            self.superseded,
-            self.notices,
-        ];
-        often.iter().all(|&count| count >= 100) && self.lost > 0
+    fn pop(&mut self, step: u64) -> Option<T> {
+        if step < self.stalled {
+            return None;
+        }
+        self.queue.pop_front()
     }
 }
 
 pub(crate) struct World {
-    dice: Dice,
+    pub(crate) dice: Dice,
     control: Control,
     out: Out,
-    now: Now,
-    shards: Vec<Shard>,
-    effects: Vec<VecDeque<Effect>>,
-    parcels: Vec<Vec<VecDeque<Parcel>>>,
-    people: Vec<Person>,
+    pub(crate) now: Now,
+    pub(crate) shards: Vec<Shard>,
+    /// Per shard; its events are a queue of the shard's own, which never waits for room.
+    pub(crate) effects: Vec<Link<Effect>>,
+    pub(crate) events_stalled: Vec<u64>,
+    pub(crate) parcels: Vec<Vec<Link<Parcel>>>,
+    /// Effects that fit a link: control takes no event before each has room for a step. `[D-48]`
+    effect_slots: usize,
+    pub(crate) people: Vec<Person>,
+    /// Reports that control has had lately, to be repeated.
+    pub(crate) past: VecDeque<Event>,
     shadow: Shadow,
-    names: Arc<Names>,
+    pub(crate) names: Arc<Names>,
     takes_notices: bool,
+    checks_each: bool,
     pub(crate) steps: u64,
     pub(crate) digest: u64,
     pub(crate) tally: Tally,
 }
 
-const PEOPLE_MAX: usize = 40;
-const DRAIN_ROUNDS_MAX: u32 = 2_000;
-
-fn names(dice: &mut Dice) -> Names {
-    let nodes = 1 + dice.below(3);
-    let providers: Vec<_> = (0..nodes + dice.below(4))
-        .map(|row| {
-            let capacity = u32::try_from(1 + dice.below(9)).unwrap();
-            let long_capacity = u32::try_from(dice.below(capacity as usize + 1)).unwrap();
-            let some = OperationSet::default().with(Operation::ChatCompletions);
-            ProviderName {
-                id: format!("pv{row}"),
-                node: NodeIndex::new(row % nodes).unwrap(),
-                kind: dice.pick(&ProviderKind::ALL).unwrap(),
-                adapter: "a".into(),
-                target: format!("t{row}"),
-                category: Category::Api,
-                enabled: !dice.chance(10),
-                health: "healthy".into(),
-                capacity,
-                long_capacity,
-                operations: if dice.chance(3) {
-                    some
-                } else {
-                    OperationSet::ALL
-                },
-                profile: Vec::new(),
-                stall_timeout_ms: 0,
-                timeout_s: 0,
-                response_wait_ms: 315_000,
-            }
-        })
-        .collect();
-    let models = (0..1 + dice.below(3)).map(|row| {
-        let named = (0..1 + dice.below(providers.len()))
-            .map(|_| ProviderIndex::new(dice.below(providers.len())).unwrap())
-            .collect();
-        ModelName {
-            name: format!("m{row}"),
-            providers: named,
-            long_threshold_bytes: 1_000,
-            created: 0,
-        }
-    });
-    let models = models.collect();
-    Names {
-        nodes: (0..nodes)
-            .map(|row| NodeName {
-                id: format!("n{row}"),
-                certificate_name: format!("n{row}"),
-                config_payload: Vec::new(),
-            })
-            .collect(),
-        providers,
-        models,
-        queue: QueueLimits {
-            waiters_max: u32::try_from(2 + dice.below(30)).unwrap(),
-            waiting_bytes_max: 2_000 + dice.below(60_000) as u64,
-            wait_ms: 30_000,
-        },
-    }
-}
+/// Steps from one check of the whole state to the next.
+const CHECK_STEPS: u64 = 64;
+/// Reports kept to be repeated.
+const PAST_MAX: usize = 16;
+/// Rounds that everybody is answered within once faults have stopped, beyond one for each request
+/// that waits or runs: a round begins and ends every run that it can.
+const ROUNDS_EXTRA: usize = 4;
 
 impl World {
-    pub(crate) fn new(seed: u64, takes_notices: bool) -> Self {
-        let mut dice = Dice(seed);
-        let names = Arc::new(names(&mut dice));
+    pub(crate) fn new(seed: u64, takes_notices: bool, checks_each: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let names = Arc::new(catalog::names(&mut dice));
         let shards = 1 + dice.below(3);
+        let step = EFFECTS_PER_STEP_MAX as usize;
         Self {
             control: Control::new(Arc::clone(&names), shards, Now::default()),
             out: Out::default(),
@@ -185,15 +87,19 @@ impl World {
             shards: (0..shards)
                 .map(|row| Shard::new(ShardIndex::new(row).unwrap()))
                 .collect(),
-            effects: (0..shards).map(|_| VecDeque::new()).collect(),
+            effects: (0..shards).map(|_| Link::new()).collect(),
+            events_stalled: vec![0; shards],
             parcels: (0..shards)
-                .map(|_| (0..shards).map(|_| VecDeque::new()).collect())
+                .map(|_| (0..shards).map(|_| Link::new()).collect())
                 .collect(),
+            effect_slots: dice.pick(&[step, step + 4, 2 * step, 16 * step]).unwrap(),
             people: Vec::new(),
+            past: VecDeque::new(),
             shadow: Shadow::new(Arc::clone(&names)),
             names,
             dice,
             takes_notices,
+            checks_each,
             steps: 0,
             digest: 0xcbf2_9ce4_8422_2325,
             tally: Tally::default(),
@@ -203,35 +109,97 @@ impl World {
     /// One thing happens somewhere.
     pub(crate) fn step(&mut self) {
         self.steps += 1;
-        match self.dice.below(100) {
-            0..30 => self.deliver_event(),
-            30..50 => self.deliver_effect(),
-            50..60 => self.deliver_parcel(),
-            60..70 => self.client_acts(),
-            70..75 => self.session_acts(),
-            75..80 => self.dial(),
-            80..95 => self.run_acts(),
-            _ => self.time_passes(),
+        let row = acts::choose(self);
+        let done = (ACTS[row].run)(self);
+        self.tally.acts[row] += u64::from(done);
+        let is_fault = done && ACTS[row].is_fault;
+        if is_fault || self.checks_each || self.steps.is_multiple_of(CHECK_STEPS) {
+            self.check();
         }
     }
 
-    fn a_shard(&mut self) -> usize {
+    /// The whole state, and the books against the read model.
+    fn check(&self) {
+        if let Err(violation) = self.control.check() {
+            panic!("{violation}");
+        }
+        self.shadow.compare(self.now, &self.control);
+    }
+
+    pub(crate) fn a_shard(&mut self) -> usize {
         self.dice.below(self.shards.len())
     }
 
-    fn deliver_event(&mut self) {
+    /// A node connection that can say something, and whose.
+    pub(crate) fn a_speaker(&mut self, row: usize) -> Option<(usize, NodeIndex)> {
+        let open = self.shards[row].speaking_sessions();
+        self.dice.pick(&open)
+    }
+
+    // ── links ────────────────────────────────────────────────────────────────────────────────────
+
+    fn has_room(&self) -> bool {
+        let step = EFFECTS_PER_STEP_MAX as usize;
+        self.effects
+            .iter()
+            .all(|link| link.queue.len() + step <= self.effect_slots)
+    }
+
+    pub(crate) fn deliver_event(&mut self) -> bool {
         let row = self.a_shard();
-        if let Some(event) = self.shards[row].events.pop_front() {
-            self.handle(event);
+        if self.steps < self.events_stalled[row] || !self.has_room() {
+            return false;
         }
+        let Some(event) = self.shards[row].events.pop_front() else {
+            return false;
+        };
+        self.handle(event);
+        true
     }
 
     fn handle(&mut self, event: Event) {
-        let before = self.control.counters().stale_events;
         self.shadow.told(self.now, &event);
         self.control.handle(self.now, event, &mut self.out);
-        self.tally.stale += self.control.counters().stale_events - before;
         self.collect();
+        match event {
+            Event::Closed { .. }
+            | Event::ClientGone { .. }
+            | Event::Begun { .. }
+            | Event::NotSent { .. }
+            | Event::Terminal { .. }
+            | Event::Lost { .. } => {
+                self.past.truncate(PAST_MAX - 1);
+                self.past.push_front(event);
+            }
+            Event::Register { .. }
+            | Event::Ready { .. }
+            | Event::GoAway { .. }
+            | Event::Submit { .. }
+            | Event::Pong { .. } => {}
+        }
+    }
+
+    /// A report that control has had already changes nothing, whoever has the slot by now.
+    pub(crate) fn repeat(&mut self, event: Event) -> bool {
+        let begun_now = matches!(event, Event::Begun { run } if self.shadow.knows(run));
+        if begun_now || self.control.has_pending() {
+            return false; // a run that goes on may not begin twice; a pending step would go on
+        }
+        let before = (self.control.snapshot(self.now), *self.control.counters());
+        self.control.handle(self.now, event, &mut self.out);
+        assert!(self.out.is_empty(), "{event:?} again was answered");
+        let after = (self.control.snapshot(self.now), *self.control.counters());
+        assert_eq!(before.0.nodes, after.0.nodes, "after {event:?} again");
+        assert_eq!(before.0.models, after.0.models, "after {event:?} again");
+        assert_eq!(before.0.edge, after.0.edge, "after {event:?} again");
+        let mut counted = before.1;
+        match event {
+            Event::ClientGone { .. } => counted.clients_gone_late += 1,
+            _ => counted.stale_events += 1,
+        }
+        assert_eq!(counted, after.1, "after {event:?} again");
+        self.shadow.settle(&self.control);
+        true
     }
 
     fn tick(&mut self) {
@@ -242,68 +210,60 @@ impl World {
     fn collect(&mut self) {
         for effect in self.out.drain() {
             self.shadow.answered(self.now, &effect);
-            for byte in format!("{effect:?}").bytes() {
-                self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            }
-            self.effects[effect.shard().row()].push_back(effect);
+            write!(Digest(&mut self.digest), "{effect:?}").unwrap();
+            self.effects[effect.shard().row()].queue.push_back(effect);
         }
-        self.shadow.settle(self.now, &self.control);
-        if self.steps.is_multiple_of(16) {
-            self.shadow.compare(self.now, &self.control);
-        }
+        self.shadow.settle(&self.control);
         if self.takes_notices {
             self.tally.notices += self.control.take_events().count() as u64;
         }
     }
 
-    fn deliver_effect(&mut self) {
+    pub(crate) fn deliver_effect(&mut self) -> bool {
         let row = self.a_shard();
-        let Some(effect) = self.effects[row].pop_front() else {
-            return;
+        let Some(effect) = self.effects[row].pop(self.steps) else {
+            return false;
         };
         if let Some(parcel) = self.shards[row].apply(effect, &mut self.people, &mut self.dice) {
-            self.parcels[row][parcel.run.shard.row()].push_back(parcel);
+            self.parcels[row][parcel.run.shard.row()]
+                .queue
+                .push_back(parcel);
         }
+        true
     }
 
-    fn deliver_parcel(&mut self) {
+    pub(crate) fn deliver_parcel(&mut self) -> bool {
         let (from, to) = (self.a_shard(), self.a_shard());
-        if let Some(parcel) = self.parcels[from][to].pop_front() {
-            self.shards[to].arrive(parcel, &mut self.people, &mut self.dice);
-        }
-    }
-
-    fn client_acts(&mut self) {
-        let row = self.a_shard();
-        let present = self.people.iter().filter(|person| !person.gone).count();
-        let slot = if present < PEOPLE_MAX && self.dice.chance(2) {
-            self.people.push(Person::default());
-            Some(self.shards[row].seat(self.people.len() - 1, ClientState::Idle))
-        } else {
-            let seated = self.shards[row].seated();
-            self.dice.pick(&seated)
+        let Some(parcel) = self.parcels[from][to].pop(self.steps) else {
+            return false;
         };
-        let Some(slot) = slot else { return };
-        let state = self.shards[row].clients[slot as usize]
-            .tenant
-            .map(|client| client.state);
-        match state {
-            Some(ClientState::Idle) if !self.dice.chance(8) => self.submit(row, slot),
-            Some(_) if self.dice.chance(3) => self.shards[row].leave(slot, &mut self.people),
-            Some(_) | None => {}
+        self.shards[to].arrive(parcel, &mut self.people, &mut self.dice);
+        true
+    }
+
+    pub(crate) fn time_passes(&mut self, ms: u64) {
+        self.now = self.now.after_ms(ms);
+        if self.has_room() {
+            self.tick();
         }
     }
 
-    fn submit(&mut self, row: usize, slot: u32) {
-        let model = ModelIndex::new(self.dice.below(self.names.models.len())).unwrap();
-        let few = [
-            Operation::ChatCompletions,
-            Operation::Embeddings,
-            Operation::CountTokens,
-        ];
-        let operation = self.dice.pick(&few).unwrap();
-        let body_bytes = u32::try_from(1 + self.dice.below(2_000)).unwrap();
-        let long = body_bytes >= 1_000;
+    // ── what shards are made to do ───────────────────────────────────────────────────────────────
+
+    pub(crate) fn person_arrives(&mut self, row: usize) -> u32 {
+        self.people.push(Person::default());
+        self.shards[row].seat(self.people.len() - 1, ClientState::Idle)
+    }
+
+    pub(crate) fn submit(
+        &mut self,
+        row: usize,
+        slot: u32,
+        model: ModelIndex,
+        operation: Operation,
+        body_bytes: u32,
+    ) {
+        let long = body_bytes >= self.names.model(model).long_threshold_bytes;
         self.shards[row].submit(slot, &mut self.people, |client| Event::Submit {
             client,
             model,
@@ -313,36 +273,18 @@ impl World {
         });
     }
 
-    fn dial(&mut self) {
-        let row = self.a_shard();
-        let node = NodeIndex::new(self.dice.below(self.names.nodes.len())).unwrap();
-        if let Some(slot) = self.shards[row].dial(node)
-            && !self.dice.chance(10)
-        {
-            self.register(row, slot, Some(node));
-        }
-    }
-
-    fn register(&mut self, row: usize, slot: usize, claimed: Option<NodeIndex>) {
-        let session = self.shards[row].session_ref(slot);
-        let tenant = self.shards[row].sessions[slot].tenant.as_mut().unwrap();
-        tenant.told = true;
-        let certified = Some(tenant.node);
+    pub(crate) fn register(&mut self, row: usize, slot: usize, claimed: Option<NodeIndex>) {
+        let (session, node) = self.shards[row].tells(slot);
         self.shards[row].events.push_back(Event::Register {
             session,
             reply_to: self.steps,
             claimed,
-            certified,
+            certified: Some(node),
         });
     }
 
-    fn ready(&mut self, row: usize, slot: usize, claimed: NodeIndex) {
-        let session = self.shards[row].session_ref(slot);
-        self.shards[row].sessions[slot]
-            .tenant
-            .as_mut()
-            .unwrap()
-            .told = true;
+    pub(crate) fn ready(&mut self, row: usize, slot: usize, claimed: NodeIndex) {
+        let (session, _) = self.shards[row].tells(slot);
         self.shards[row].events.push_back(Event::Ready {
             session,
             reply_to: self.steps,
@@ -350,68 +292,13 @@ impl World {
         });
     }
 
-    fn session_acts(&mut self) {
-        let row = self.a_shard();
-        let open = self.shards[row].open_sessions();
-        let Some(slot) = self.dice.pick(&open) else {
-            return;
-        };
-        let other = NodeIndex::new(self.dice.below(self.names.nodes.len())).unwrap();
-        let node = self.shards[row].sessions[slot]
-            .tenant
-            .as_ref()
-            .unwrap()
-            .node;
-        match self.dice.below(20) {
-            0..12 => self.ready(row, slot, node),
-            12 => self.ready(row, slot, other),
-            13 => self.register(row, slot, Some(other)),
-            14 => {
-                let claimed = if self.dice.chance(2) {
-                    None
-                } else {
-                    Some(node)
-                };
-                self.register(row, slot, claimed);
-            }
-            15 => {
-                let session = self.shards[row].session_ref(slot);
-                let tenant = self.shards[row].sessions[slot].tenant.as_mut().unwrap();
-                if tenant.ready {
-                    tenant.draining = true;
-                    self.shards[row].events.push_back(Event::GoAway { session });
-                }
-            }
-            _ => {
-                let causes = [
-                    Reason::PeerClosed,
-                    Reason::HeartbeatTimeout,
-                    Reason::EnvelopeMalformed,
-                ];
-                let cause = self.dice.pick(&causes).unwrap();
-                self.shards[row].close(slot, cause, &mut self.people, &mut self.dice);
-            }
-        }
+    pub(crate) fn close(&mut self, row: usize, slot: usize, cause: Reason) {
+        self.shards[row].close(slot, cause, &mut self.people, &mut self.dice);
     }
 
-    fn run_acts(&mut self) {
-        let row = self.a_shard();
-        if self.dice.chance(2) {
-            let open = self.shards[row].open_sessions();
-            if let Some(slot) = self.dice.pick(&open) {
-                self.begin(row, slot);
-            }
-        } else {
-            let begun = self.shards[row].begun_rows();
-            if let Some(run) = self.dice.pick(&begun) {
-                self.end(row, run);
-            }
-        }
-    }
-
-    fn begin(&mut self, row: usize, slot: usize) -> bool {
+    pub(crate) fn begin(&mut self, row: usize, slot: usize) -> bool {
         // A begin whose report is overtaken by the terminal may never be told.
-        let reports = !self.dice.chance(10);
+        let reports = !self.dice.chance(10) || self.shards[row].is_silent(slot);
         let Some(run) = self.shards[row].begin(slot, reports) else {
             return false;
         };
@@ -420,12 +307,6 @@ impl World {
             self.end(row, run);
         }
         true
-    }
-
-    fn end(&mut self, row: usize, run: u32) {
-        let endings = [Ending::Complete, Ending::Error, Ending::Violation];
-        let ending = self.dice.pick(&endings).unwrap();
-        self.shards[row].end(run, ending, &mut self.people);
     }
 
     /// What a provider sees: never more at once over one connection than it has capacity for.
@@ -448,55 +329,69 @@ impl World {
         }
     }
 
-    fn time_passes(&mut self) {
-        let ms = match self.dice.below(20) {
-            0 => 31_000,
-            1 => 6_000,
-            2..6 => self.dice.below(3_000) as u64,
-            _ => self.dice.below(50) as u64,
-        };
-        self.now = self.now.after_ms(ms);
-        self.tick();
-    }
+    // ── the end: faults have stopped ─────────────────────────────────────────────────────────────
 
     /// Nobody new comes. Either every node comes back and everything is answered, or every node
-    /// stays away and every wait ends; in both cases nothing is left anywhere.
+    /// stays away and every wait ends; in both cases nothing is left anywhere, and the Edge serves.
     pub(crate) fn drain(&mut self) {
         let nodes_return = self.dice.chance(2);
-        for row in 0..self.shards.len() {
-            for slot in self.shards[row].open_sessions() {
-                let cause = Reason::PeerClosed;
-                self.shards[row].close(slot, cause, &mut self.people, &mut self.dice);
-            }
+        self.stop_faults();
+        self.settle_all(nodes_return);
+        for model in (0..self.names.models.len()).filter_map(ModelIndex::new) {
+            let row = self.a_shard();
+            let slot = self.person_arrives(row);
+            self.submit(row, slot, model, Operation::ChatCompletions, 1);
         }
-        let mut rounds = 0;
-        self.deliver_all();
-        while self.shadow.waiting() > 0 || self.shadow.runs() > 0 {
-            rounds += 1;
-            assert!(
-                rounds < DRAIN_ROUNDS_MAX,
-                "it does not drain: {}",
-                self.describe()
-            );
-            self.steps += 1;
-            self.drain_round(nodes_return);
-        }
-        self.shadow.compare(self.now, &self.control);
-        let edge = self.control.snapshot(self.now).edge;
-        assert_eq!((edge.leases_held, edge.runs, edge.waiting), (0, 0, 0));
-        assert_eq!(edge.leases_taken, edge.leases_returned);
-        for (who, person) in self.people.iter().enumerate() {
-            let heard = if person.gone {
-                person.answered <= person.asked && person.answered + 1 >= person.asked
-            } else {
-                person.answered == person.asked
-            };
-            assert!(heard, "client {who}: {person:?}");
-        }
-        self.count();
+        let before = self.control.counters().returns_terminal;
+        self.settle_all(true);
+        let served = (0..self.names.models.len()).filter_map(ModelIndex::new);
+        let served = served.filter(|&model| {
+            let names = &self.names;
+            names.has_candidate(model, Operation::ChatCompletions)
+        });
+        let ended = self.control.counters().returns_terminal - before;
+        assert_eq!(ended, served.count() as u64, "each model is served");
+        self.check_rest();
+        self.tally.count(self.control.counters());
     }
 
-    fn drain_round(&mut self, nodes_return: bool) {
+    /// Links flow, and every node connection that a fault may have touched is gone.
+    fn stop_faults(&mut self) {
+        self.events_stalled.fill(0);
+        for link in &mut self.effects {
+            link.stalled = 0;
+        }
+        for link in self.parcels.iter_mut().flatten() {
+            link.stalled = 0;
+        }
+        for row in 0..self.shards.len() {
+            for slot in self.shards[row].open_sessions() {
+                self.close(row, slot, Reason::PeerClosed);
+            }
+        }
+        self.deliver_all();
+    }
+
+    /// Rounds until nobody waits and nothing runs: as many as there are requests, at most.
+    fn settle_all(&mut self, nodes_return: bool) {
+        self.deliver_all();
+        let bound = self.shadow.waiting() + self.shadow.runs() + ROUNDS_EXTRA;
+        let mut rounds = 0;
+        while self.shadow.waiting() > 0 || self.shadow.runs() > 0 {
+            rounds += 1;
+            let (waiting, runs) = (self.shadow.waiting(), self.shadow.runs());
+            assert!(
+                rounds <= bound,
+                "after {bound} rounds {waiting} wait and {runs} run"
+            );
+            self.steps += 1;
+            self.settle_round(nodes_return);
+        }
+        self.tally.rounds_max = self.tally.rounds_max.max(rounds as u64);
+        self.check();
+    }
+
+    fn settle_round(&mut self, nodes_return: bool) {
         for row in 0..self.shards.len() {
             for slot in self.shards[row].open_sessions() {
                 while self.begin(row, slot) {}
@@ -510,8 +405,8 @@ impl World {
                 self.bring_back(NodeIndex::new(row).unwrap());
             }
         }
-        self.now = self.now.after_ms(if nodes_return { 10 } else { 31_000 });
-        self.tick();
+        self.deliver_all();
+        self.time_passes(if nodes_return { 10 } else { 31_000 });
         self.deliver_all();
     }
 
@@ -521,7 +416,7 @@ impl World {
             self.deliver_event();
             self.deliver_effect();
             self.deliver_parcel();
-            if self.control.has_pending() {
+            if self.control.has_pending() && self.has_room() {
                 self.tick();
             }
         }
@@ -540,29 +435,42 @@ impl World {
 
     fn is_quiet(&self) -> bool {
         self.shards.iter().all(|shard| shard.events.is_empty())
-            && self.effects.iter().all(VecDeque::is_empty)
-            && self.parcels.iter().flatten().all(VecDeque::is_empty)
+            && self.effects.iter().all(|link| link.queue.is_empty())
+            && self
+                .parcels
+                .iter()
+                .flatten()
+                .all(|link| link.queue.is_empty())
+            && !self.control.has_pending()
     }
 
-    fn describe(&self) -> String {
-        format!(
-            "{} wait, {} runs",
-            self.shadow.waiting(),
-            self.shadow.runs()
-        )
+    /// Everything is given back, and each client has heard exactly once per question.
+    fn check_rest(&self) {
+        let edge = self.control.snapshot(self.now).edge;
+        assert_eq!((edge.leases_held, edge.runs, edge.waiting), (0, 0, 0));
+        assert_eq!(edge.leases_taken, edge.leases_returned);
+        for (row, shard) in self.shards.iter().enumerate() {
+            assert!(shard.is_at_rest(), "shard {row} holds a run");
+        }
+        for (who, person) in self.people.iter().enumerate() {
+            let heard = if person.gone {
+                person.answered <= person.asked && person.answered + 1 >= person.asked
+            } else {
+                person.answered == person.asked
+            };
+            assert!(heard, "client {who}: {person:?}");
+        }
     }
+}
 
-    fn count(&mut self) {
-        let counters = self.control.counters();
-        self.tally.grants = counters.grants;
-        self.tally.grants_queued = counters.grants_queued;
-        self.tally.queue_returns = counters.queue_returns;
-        self.tally.fenced = counters.returns_fence;
-        self.tally.lost = counters.returns_lost;
-        self.tally.cancels = counters.cancels;
-        self.tally.gone_late = counters.clients_gone_late;
-        self.tally.timeouts = counters.refusals(Reason::QueueTimeout);
-        self.tally.full = counters.refusals(Reason::QueueFull);
-        self.tally.superseded = counters.superseded_pending;
+/// FNV-1a over everything written.
+struct Digest<'a>(&'a mut u64);
+
+impl Write for Digest<'_> {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for byte in text.bytes() {
+            *self.0 = (*self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        Ok(())
     }
 }

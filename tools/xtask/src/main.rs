@@ -24,6 +24,7 @@ mod process;
 mod proto;
 mod report;
 mod rust_text;
+mod sim;
 mod suite;
 mod trace;
 mod tree;
@@ -38,6 +39,9 @@ cargo xtask <command>
   trace [--missing]           which requirement has a test that claims to prove it
   mutate [--id ID] [--sample N] [--seed S]
                               plant the changes of docs/contract/mutations.toml; each must turn red
+  sim [--seeds N] [--steps M] [--seed S]
+                              the control core in N seeded worlds (1000) of M steps (10000), from S
+  model [--depth D]           the control core in every order of a small world
   fuzz [--target T] [--minutes M]
                               every fuzz target, or T, for M minutes (1) each
   conformance                 an agent written from the documents alone against the Edge
@@ -58,6 +62,8 @@ fn main() -> ExitCode {
         "proto" => switch(&rest, "--update").and_then(|update| proto::run(&root, update)),
         "trace" => switch(&rest, "--missing").and_then(|missing| trace::run(&root, missing)),
         "mutate" => mutate::Options::parse(&rest).and_then(|options| mutate::run(&root, &options)),
+        "sim" => sim::Options::parse(&rest).and_then(|options| sim::run(&root, &options)),
+        "model" => sim::depth(&rest).and_then(|depth| sim::model(&root, depth)),
         "fuzz" => fuzz::Options::parse(&rest).and_then(|options| fuzz::run(&root, &options)),
         "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
         "conformance" => none(&rest).and_then(|()| e2e::conformance(&root)),
