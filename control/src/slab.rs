@@ -5,6 +5,7 @@
 use iop_proto::ids::SlotGeneration;
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Row<T> {
     /// Of the tenant if there is one, else of the next. `None`: its generations are spent, for
     /// ever.
@@ -14,6 +15,7 @@ struct Row<T> {
 
 /// Rows of `T`. A name is valid from `insert` until `remove`, and never again. `[D-32]`
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Slab<T> {
     rows: Vec<Row<T>>,
     /// Vacant rows that may be taken again, the latest first.
@@ -89,6 +91,20 @@ impl<T> Slab<T> {
     #[must_use]
     pub const fn used(&self) -> u32 {
         self.used
+    }
+
+    /// Every row that was ever taken: its slot, its tenant's generation or its next one's, its tenant.
+    #[cfg(test)]
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (u32, Option<SlotGeneration>, Option<&T>)> {
+        (0..)
+            .zip(&self.rows)
+            .map(|(slot, row)| (slot, row.generation, row.value.as_ref()))
+    }
+
+    /// Vacant rows, the one that is taken next last.
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> &[u32] {
+        &self.free
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &T> {

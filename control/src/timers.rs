@@ -8,6 +8,7 @@ use iop_proto::ids::Now;
 
 /// Deadlines of keys. Setting and cancelling cost O(log n).
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Timers<K> {
     due: BTreeSet<(Now, K)>,
 }
@@ -45,6 +46,12 @@ impl<K: Copy + Ord> Timers<K> {
     #[must_use]
     pub fn next(&self) -> Option<Now> {
         self.due.first().map(|&(at, _)| at)
+    }
+
+    /// Everything that is set, the earliest first.
+    #[cfg(test)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Now, K)> {
+        self.due.iter().copied()
     }
 
     #[must_use]

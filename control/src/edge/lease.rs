@@ -46,6 +46,7 @@ impl Lease {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Leases {
     shards: Vec<Slab<Lease>>,
 }
@@ -79,6 +80,12 @@ impl Leases {
     /// Runs whose final report is outstanding.
     pub(crate) fn used(&self) -> u32 {
         self.shards.iter().map(Slab::used).sum()
+    }
+
+    /// Per shard.
+    #[cfg(test)]
+    pub(crate) fn shards(&self) -> &[Slab<Lease>] {
+        &self.shards
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lease> {

@@ -33,6 +33,8 @@ mod connection;
 mod counters;
 mod invariants;
 mod lease;
+#[cfg(test)]
+mod model_tests;
 mod notice;
 mod pulse;
 mod queue;
@@ -75,6 +77,7 @@ const CHECK_STEPS_MIN: u64 = 64;
 
 /// Decisions of the Edge: registry, resources, queue and leases as one atomicity domain.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Control {
     names: Arc<Names>,
     registry: Registry,

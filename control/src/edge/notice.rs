@@ -30,6 +30,7 @@ pub struct NodeNotice {
 }
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notices {
     waiting: VecDeque<NodeNotice>,
 }

@@ -8,6 +8,7 @@ use iop_proto::limits::{SHARD_ANSWER_MS, SHARD_PING_MS};
 const STANDSTILL_MS: u64 = SHARD_ANSWER_MS / 5;
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Beat {
     /// The token sent and not answered yet.
     outstanding: Option<u64>,
@@ -27,6 +28,7 @@ pub(crate) enum Due {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Pulse {
     beats: Vec<Beat>,
     sent: u64,

@@ -25,6 +25,13 @@ use crate::names::{Names, QueueLimits};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Age(u64);
 
+#[cfg(test)]
+impl Age {
+    pub(crate) const fn get(self) -> u64 {
+        self.0
+    }
+}
+
 /// Where a request stands, or stood: by age first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Place {
@@ -60,6 +67,7 @@ impl Candidate {
 }
 
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Line {
     waiters: BTreeMap<Age, Waiter>,
     /// The head as the providers' seats have it.
@@ -68,6 +76,7 @@ struct Line {
 
 /// The waiters and candidates of one model.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Group {
     candidates: Vec<Candidate>,
     lines: [Line; Class::COUNT],
@@ -119,6 +128,7 @@ impl Group {
 
 /// What one provider could serve, and the oldest of it that it has room for.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Seat {
     open: Kinds,
     heads: [BTreeSet<Place>; Kind::COUNT],
@@ -145,6 +155,7 @@ impl Seat {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Queue {
     groups: Vec<Group>,
     seats: Vec<Seat>,

@@ -59,6 +59,14 @@ struct Session {
     close_at: Option<Now>,
 }
 
+impl Session {
+    const VACANT: Self = Self {
+        generation: None,
+        row: Row::Closed,
+        close_at: None,
+    };
+}
+
 /// What a RegisterRequest amounts to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registration {
@@ -103,7 +111,9 @@ pub(crate) enum Closing {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Registry {
+    /// Per shard, up to the highest slot that was ever used.
     sessions: Vec<Vec<Session>>,
     owners: Vec<Option<Owner>>,
     /// The next claim's; `None` once all are spent.
@@ -112,13 +122,9 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub(crate) fn new(shards: usize, nodes: usize) -> Self {
-        let vacant = Session {
-            generation: None,
-            row: Row::Closed,
-            close_at: None,
-        };
+        let table = || Vec::with_capacity(SESSIONS_PER_SHARD_MAX as usize);
         Self {
-            sessions: vec![vec![vacant; SESSIONS_PER_SHARD_MAX as usize]; shards],
+            sessions: (0..shards).map(|_| table()).collect(),
             owners: vec![None; nodes],
             next: Some(Generation::FIRST),
         }
@@ -180,9 +186,19 @@ impl Registry {
     /// The slot's row if `session` is its tenant, known or new; `None` if it has closed before.
     ///
     /// # Panics
-    /// When a slot is used again before its tenant was reported closed: a shard's bug.
+    /// When a slot is used again before its tenant was reported closed, or lies outside its table: a
+    /// shard's bug.
     fn open(&mut self, session: SessionRef) -> Option<&mut Session> {
-        let seat = &mut self.sessions[session.shard.row()][session.slot as usize];
+        assert!(
+            session.slot < SESSIONS_PER_SHARD_MAX,
+            "a session slot is inside its table"
+        );
+        let shard = &mut self.sessions[session.shard.row()];
+        let slot = session.slot as usize;
+        if shard.len() <= slot {
+            shard.resize(slot + 1, Session::VACANT);
+        }
+        let seat = &mut shard[slot];
         match seat.generation.cmp(&Some(session.generation)) {
             Ordering::Greater => None,
             Ordering::Equal => match seat.row {

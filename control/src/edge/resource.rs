@@ -57,7 +57,7 @@ pub(crate) struct Resource {
     pub(crate) live: Live,
     pub(crate) load: Load,
     /// Number of its latest grant among all grants; 0 = none yet.
-    last_used: u64,
+    pub(crate) last_used: u64,
 }
 
 impl Resource {
@@ -91,6 +91,7 @@ impl Resource {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Resources {
     rows: Vec<Resource>,
     of_node: Vec<Vec<ProviderIndex>>,
