@@ -351,6 +351,14 @@ fn a_connection_generation_is_no_field() {
     assert_eq!(found, ["iop.CredentialLeaseBinding.projection_generation"]);
 }
 
+/// Proves.
+#[test]
+fn r100_a_submission_is_no_message() {
+    let named = |name: &str| messages().into_keys().any(|known| known.contains(name));
+    assert!(named("ProviderTunnelRequest"));
+    assert!(!named("Submit"), "what is submitted stays in the Edge");
+}
+
 /// Proves.
 #[test]
 fn r103_build_body_is_no_field() {

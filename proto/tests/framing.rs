@@ -342,6 +342,15 @@ fn a_body_frames_head_and_its_body_are_the_whole_frame() {
     ));
 }
 
+/// A path with a client's query behind it.
+fn with_query(path: &str, query: &str) -> String {
+    match (query, path.contains('?')) {
+        ("", _) => s(path),
+        (_, true) => format!("{path}&{query}"),
+        (_, false) => format!("{path}?{query}"),
+    }
+}
+
 #[test]
 fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
     let mut dice = Dice::new(3);
@@ -355,12 +364,15 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             .iter()
             .map(|(name, value)| (name.as_bytes(), value.as_slice()));
         let (target, operation) = (dice.text(), dice.text());
+        let path = dice.pick(&["/v1/messages", "/x?v=2"]);
+        let query = dice.pick(&["", "beta=true&a"]);
         let head = TunnelRequestHead {
             run_id: RUN,
             adapter: "a",
             target: &target,
             method: "POST",
-            path: "/v1/chat/completions",
+            path,
+            query,
             body_len: u32::try_from(body.len()).unwrap(),
             stream: dice.one_in(2),
             timeout_sec: dice.pick(&[0, 1, 30, -1]),
@@ -372,7 +384,7 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             adapter: s("a"),
             target: target.clone(),
             method: s("POST"),
-            path: s("/v1/chat/completions"),
+            path: with_query(path, query),
             headers: owned
                 .iter()
                 .map(|(name, value)| Header {

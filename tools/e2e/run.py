@@ -1,11 +1,12 @@
 """Official clients through Edge and node to a real model server: run.py --iop BINARY --out FOLDER.
 
-    openai client ─ recorder ─ iop edge ─ iop node ─ recorder ─ llama.cpp server
+    openai, anthropic, curl ─ recorder ─ iop edge ─ iop node ─ recorder ─ llama.cpp server
 
 Both recorders keep every byte, so that what a client got can be compared with what the provider sent.
 Ends with `N passed, N failed`; anything missing is a failure.
 """
 import argparse
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -19,6 +20,7 @@ import time
 import traceback
 import urllib.request
 
+import anthropic
 import openai
 
 import model
@@ -86,6 +88,9 @@ class Stage:
         self.front = recorder.Recorder(("127.0.0.1", self.clients))
         self.client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{self.front.port}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE
+        )
+        self.anthropic = anthropic.Anthropic(
+            base_url=f"http://127.0.0.1:{self.front.port}", api_key=KEY, max_retries=0, timeout=DEADLINE
         )
 
     def start_node(self):
@@ -193,7 +198,8 @@ def same_bytes(stage, count):
     for exchange in got:
         there = sent[id_of(exchange.answer_headers)]
         assert exchange.answer == there.answer, f"{exchange.path}: the answer's bytes changed"
-        assert exchange.status == there.status
+        assert (exchange.status, exchange.path) == (there.status, there.path), (exchange.path, there.path)
+        assert KEY.encode() not in there.headers.as_bytes(), f"{exchange.path}: the client's key reached the provider"
         name, target = json.dumps(MODEL).encode(), b'"words"'
         assert exchange.body.replace(name, target, 1) == there.body, f"{exchange.path}: the request's bytes changed"
     return len(got)
@@ -237,8 +243,61 @@ def embeddings(stage):
     assert len(answer.data) == 2 and len(answer.data[0].embedding) == 64, answer
 
 
+def responses(stage):
+    answer = stage.client.responses.create(model=MODEL, input="one two three", max_output_tokens=12)
+    assert answer.output_text.strip() and answer.usage.output_tokens == 12, answer
+
+
+def responses_stream(stage):
+    text, kinds = "", []
+    for event in stage.client.responses.create(model=MODEL, input="the sea", max_output_tokens=24, stream=True):
+        kinds.append(event.type)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text.strip() and kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+    assert kinds.count("response.output_text.delta") > 10, kinds
+
+
+def messages(stage):
+    answer = stage.anthropic.messages.create(model=MODEL, messages=MESSAGES, max_tokens=12)
+    assert answer.content[0].text.strip() and answer.stop_reason == "max_tokens", answer
+    assert answer.usage.output_tokens == 12, answer.usage
+    # Its query and its headers go on to the provider.
+    stage.anthropic.beta.messages.create(
+        model=MODEL, messages=MESSAGES, max_tokens=3, betas=["some-beta"], extra_query={"beta": "true"}
+    )
+
+    def asked():
+        return [e for e in stage.provider.exchanges() if e.path == "/v1/messages?beta=true"]
+
+    headers = wait_for("the provider's exchange", asked)[-1].headers
+    assert headers["anthropic-beta"] == "some-beta" and headers["anthropic-version"], headers
+
+
+def messages_stream(stage):
+    kinds = []
+    with stage.anthropic.messages.stream(model=MODEL, messages=MESSAGES, max_tokens=24) as stream:
+        for event in stream:
+            kinds.append(event.type)
+        answer = stream.get_final_message()
+    assert answer.content[0].text.strip() and answer.usage.output_tokens == 24, answer
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop", kinds
+    assert kinds.count("content_block_delta") > 10, kinds
+
+
+def count_tokens(stage):
+    """A storm, as coding agents make it at their start: every one is counted, a chat finds room."""
+    def count(_):
+        return stage.anthropic.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens
+
+    with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        counts = pool.map(count, range(50))
+        chat(stage)
+        counts = set(counts)
+    assert len(counts) == 1 and counts.pop() > 0, counts
+
+
 def bytes_are_the_providers(stage):
-    assert same_bytes(stage, 5) >= 5
+    assert same_bytes(stage, 60) >= 60
 
 
 def unknown_model(stage):
@@ -247,6 +306,34 @@ def unknown_model(stage):
     except openai.NotFoundError as error:
         assert error.code == "model_not_found" and error.param == "model", error.body
         return
+    raise AssertionError("no error")
+
+
+def anthropic_errors(stage):
+    """Each error of the Edge is one that the client knows, by class and by its envelope."""
+    api = stage.anthropic
+
+    def refused(kind, word, call):
+        try:
+            call()
+        except kind as error:
+            assert error.body["type"] == "error" and error.body["error"]["type"] == word, error.body
+            assert error.body["request_id"] == error.response.headers["x-request-id"], error.body
+            assert error.response.headers["x-iop-error-source"] == "edge"
+            return
+        raise AssertionError(f"no {word}")
+
+    unknown = {"model": "nobody", "messages": MESSAGES}
+    refused(anthropic.NotFoundError, "not_found_error", lambda: api.messages.create(**unknown, max_tokens=3))
+    refused(anthropic.NotFoundError, "not_found_error", lambda: api.messages.count_tokens(**unknown))
+    refused(anthropic.NotFoundError, "not_found_error", lambda: api.messages.batches.list())
+    refused(anthropic.BadRequestError, "invalid_request_error", lambda: api.post("/v1/messages", body={}, cast_to=object))
+    stranger = api.with_options(api_key="wrong")
+    refused(anthropic.AuthenticationError, "authentication_error", lambda: stranger.messages.count_tokens(model=MODEL, messages=MESSAGES))
+    try:
+        api.post("/v1/messages", body={"model": MODEL, "messages": [7], "max_tokens": 3}, cast_to=object)
+    except anthropic.APIStatusError as error:
+        return is_the_providers(stage, error)
     raise AssertionError("no error")
 
 
@@ -259,16 +346,23 @@ def wrong_key(stage):
     raise AssertionError("no error")
 
 
+def is_the_providers(stage, error):
+    """What a client was refused with is what the provider had said, untouched."""
+    def said():
+        sent = error.response.headers["x-request-id"]
+        return [e for e in stage.provider.exchanges() if e.headers.get("x-request-id") == sent]
+
+    there = wait_for("the provider's answer", said)[0]
+    assert error.status_code == there.status >= 400, (error.status_code, there.status)
+    assert error.response.content == there.answer
+    assert "x-iop-error-source" not in error.response.headers
+
+
 def provider_error_passes_through(stage):
-    before = len(stage.provider.exchanges())
     try:
         stage.client.post("/chat/completions", body={"model": MODEL, "messages": "none"}, cast_to=object)
     except openai.APIStatusError as error:
-        last = wait_for("the provider's answer", lambda: stage.provider.exchanges()[before:])[-1]
-        assert error.status_code == last.status and last.status >= 400, (error.status_code, last.status)
-        assert error.response.content == last.answer
-        assert "x-iop-error-source" not in error.response.headers
-        return
+        return is_the_providers(stage, error)
     raise AssertionError("no error")
 
 
@@ -283,7 +377,18 @@ def broken_json(stage):
 
 def client_abort(stage):
     """A client that leaves mid-stream: the provider's call ends within 250 ms and nothing stays held."""
-    stream = stage.client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4000, stream=True)
+    for stream in long_streams(stage):
+        abort(stage, stream)
+
+
+def long_streams(stage):
+    """An answer of 4000 tokens on each surface, one at a time."""
+    yield stage.client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4000, stream=True)
+    yield stage.client.responses.create(model=MODEL, input="the sea", max_output_tokens=4000, stream=True)
+    yield stage.anthropic.messages.create(model=MODEL, messages=MESSAGES, max_tokens=4000, stream=True)
+
+
+def abort(stage, stream):
     for _, chunk in zip(range(5), stream):
         pass
     calls = [c for c in stage.provider.connections if c.closed_by_peer_at is None and b"4000" in c.sent]
@@ -322,21 +427,22 @@ def curl(stage):
 
 def node_killed(stage):
     """The node dies mid-stream: the client can tell, capacity returns once, the next node serves."""
-    stream = stage.client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4000, stream=True)
-    for _, chunk in zip(range(5), stream):
-        pass
-    stage.parts["node"].send_signal(signal.SIGKILL)
-    stage.parts["node"].wait(10)
-    try:
-        for chunk in stream:
+    for killed, stream in enumerate(long_streams(stage), 1):
+        for _, chunk in zip(range(5), stream):
             pass
-        raise AssertionError("the stream ended as if it were whole")
-    except openai.APIError as error:
-        assert "disconnected" in str(error), error
-    wait_for("counters at zero", stage.idle)
-    assert stage.metric('iop_edge_leases_returned_total{by="fence"}') == 1
-    stage.start_node()
-    chat(stage)
+        stage.parts["node"].send_signal(signal.SIGKILL)
+        stage.parts["node"].wait(10)
+        try:
+            for chunk in stream:
+                pass
+            raise AssertionError("the stream ended as if it were whole")
+        except (openai.APIError, anthropic.APIStatusError) as error:
+            assert "disconnected" in str(error), error
+            assert not isinstance(error, anthropic.APIError) or error.body["error"]["type"] == "overloaded_error", error.body
+        wait_for("counters at zero", stage.idle)
+        assert stage.metric('iop_edge_leases_returned_total{by="fence"}') == killed
+        stage.start_node()
+        chat(stage)
 
 
 def drain(stage):
@@ -354,8 +460,9 @@ def drain(stage):
 
 
 STEPS = [
-    models, chat, chat_stream, completions, embeddings, bytes_are_the_providers, unknown_model, wrong_key,
-    provider_error_passes_through, broken_json, client_abort, curl, node_killed, drain,
+    models, chat, chat_stream, completions, embeddings, responses, responses_stream, messages, messages_stream,
+    count_tokens, bytes_are_the_providers, unknown_model, wrong_key, provider_error_passes_through, broken_json,
+    anthropic_errors, client_abort, curl, node_killed, drain,
 ]
 
 

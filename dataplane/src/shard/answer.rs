@@ -16,7 +16,7 @@ use super::run::NONE;
 use super::send::Framing;
 use crate::cold::access_log::{AccessRecord, Recorded};
 use crate::metrics::{ShardHistogram, ShardMetric};
-use crate::surface::openai;
+use crate::surface::{self, Refusal};
 
 /// Seconds a client is told to wait when a request could not be served for now.
 const RETRY_AFTER_S: u16 = 1;
@@ -118,9 +118,12 @@ impl Shard {
             return;
         }
         self.clients[row].asked.keep_alive = false;
-        let mut event = [0; openai::ERROR_BYTES_MAX];
-        let length =
-            openai::write_error_event(&mut event, reason).expect("ERROR_BYTES_MAX is enough");
+        let client = &self.clients[row];
+        let mut event = [0; surface::ERROR_BYTES_MAX];
+        let length = client
+            .surface()
+            .write_error_event(&mut event, reason, client.request_id())
+            .expect("ERROR_BYTES_MAX is enough");
         self.flush_client(row);
         if self.clients[row].phase == Phase::Closing {
             return;
@@ -142,7 +145,7 @@ impl Shard {
         if client.framing != Framing::Chunked {
             return self.send_to(row, event);
         }
-        let mut chunk = [0; openai::ERROR_BYTES_MAX + 32];
+        let mut chunk = [0; surface::ERROR_BYTES_MAX + 32];
         let head = super::http1::write_chunk_head(&mut chunk, event.len());
         chunk[head..head + event.len()].copy_from_slice(event);
         let end = head + event.len();
@@ -246,20 +249,18 @@ impl Shard {
         allow: Option<Allow>,
     ) {
         let client = &self.clients[row];
-        let refusal = openai::Refusal {
+        let refusal = Refusal {
+            surface: client.surface(),
             reason,
             asked: client.asked,
             request_id: client.request_id(),
             retry_after_s,
             allow,
         };
-        let length =
-            openai::write_refusal(&mut self.scratch[..], &refusal).expect("scratch is large");
-        let status = if reason.status() == 0 {
-            502
-        } else {
-            reason.status()
-        };
+        let status = refusal.status();
+        let length = refusal
+            .write(&mut self.scratch[..])
+            .expect("scratch is large");
         self.answer_scratch(row, status, length);
     }
 
@@ -305,7 +306,7 @@ impl Shard {
 
     pub(super) fn answer_model(&mut self, row: usize, model: ModelIndex) {
         let catalog = std::sync::Arc::clone(&self.catalog);
-        self.answer_simple(row, 200, openai::JSON, None, catalog.model(model));
+        self.answer_simple(row, 200, surface::JSON, None, catalog.model(model));
     }
 
     /// `GET /v1/models`: from the Edge's own catalog, whatever is connected. `[D-17]`
@@ -316,7 +317,7 @@ impl Shard {
         let caller = self.clients[row].caller;
         let bytes = catalog.list_bytes(&keys, caller);
         let mut scratch = std::mem::take(&mut self.scratch);
-        let response = self.simple(row, 200, openai::JSON);
+        let response = self.simple(row, 200, surface::JSON);
         let length = write_simple_head(&mut scratch, &response, bytes).expect("scratch is large");
         self.scratch = scratch;
         self.send_scratch(row, length);

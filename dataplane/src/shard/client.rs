@@ -33,6 +33,7 @@ use super::{Shard, slot_of};
 use crate::front::handover::ClientHandover;
 use crate::keys::Caller;
 use crate::metrics::ShardMetric;
+use crate::surface::Surface;
 use crate::tls::Records;
 use crate::tls::record::ReplyBuf;
 
@@ -191,6 +192,11 @@ impl Client {
             (Some(head), Some(block)) => head.request_id_or(block, &self.own_id),
             _ => &self.own_id,
         }
+    }
+
+    /// The shape of errors for the request in progress; a head nobody could read names none.
+    pub(super) fn surface(&self) -> Surface {
+        self.parsed.map_or(Surface::OpenAi, |head| head.surface)
     }
 
     /// Operations that wait for the peer, and whether each is armed.

@@ -40,8 +40,13 @@ impl Shard {
                 count += 1;
             }
         });
+        let query = head.query.map_or(&[][..], |span| span.of(block));
+        let query = str::from_utf8(query).map_err(|_| Reason::NodeRejected)?;
         let mut scratch = std::mem::take(&mut self.scratch);
-        let request = self.request_head(run, body_len);
+        let request = TunnelRequestHead {
+            query,
+            ..self.request_head(run, body_len)
+        };
         let written = request.before_body(headers[..count].iter().copied(), &mut scratch);
         self.scratch = scratch;
         written.map_err(|_| Reason::HeadTooLong)
@@ -71,6 +76,7 @@ impl Shard {
             target: &provider.target,
             method: route.map_or("POST", |route| &route.method),
             path: route.map_or_else(|| run.operation.path(), |route| &route.path),
+            query: "",
             body_len,
             stream: run.request.stream,
             timeout_sec: i32::try_from(provider.timeout_s).unwrap_or(i32::MAX),

@@ -8,13 +8,7 @@ use iop_proto::limits::NAME_BYTES_MAX;
 use iop_proto::reason::Reason;
 
 use crate::keys::{Caller, KeyTable};
-use crate::shard::http1::{Allow, Asked, SimpleResponse, write_simple_response};
 use crate::text::{NoRoom, Writer};
-
-/// Media type of every JSON answer.
-pub const JSON: &str = "application/json";
-/// Every error body and in-band error event fits.
-pub const ERROR_BYTES_MAX: usize = 512;
 
 /// `type` of an error object.
 const fn kind(reason: Reason) -> &'static str {
@@ -36,79 +30,41 @@ const fn param(reason: Reason) -> Option<&'static str> {
     if of_model { Some("model") } else { None }
 }
 
-fn put_error(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
-    text.put(b"{\"error\":{\"message\":")?;
-    text.put_json_string(reason.text())?;
-    text.put(b",\"type\":")?;
+/// `{"error":{"type","message","param","code"}}`.
+pub(super) fn put_error(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
+    text.put(b"{")?;
+    put_nested(text, reason)?;
+    text.put(b"}")
+}
+
+/// The `error` event of a Responses stream, its fields beside the object that readers of the other
+/// streams know. Its number in the sequence is left out: only the provider has counted.
+pub(super) fn put_responses_error(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
+    text.put(b"{\"type\":\"error\",")?;
+    put_fields(text, reason)?;
+    text.put(b",")?;
+    put_nested(text, reason)?;
+    text.put(b"}")
+}
+
+fn put_nested(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
+    text.put(b"\"error\":{\"type\":")?;
     text.put_json_string(kind(reason))?;
+    text.put(b",")?;
+    put_fields(text, reason)?;
+    text.put(b"}")
+}
+
+fn put_fields(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
+    text.put(b"\"message\":")?;
+    text.put_json_string(reason.text())?;
     text.put(b",\"param\":")?;
     match param(reason) {
         Some(name) => text.put_json_string(name)?,
         None => text.put(b"null")?,
     }
     text.put(b",\"code\":")?;
-    text.put_json_string(reason.label())?;
-    text.put(b"}}")
-}
-
-/// Writes the error object `{"error":{"message","type","param","code"}}`; returns its length.
-///
-/// # Errors
-/// `NoRoom`: never with `ERROR_BYTES_MAX` bytes.
-pub fn write_error(out: &mut [u8], reason: Reason) -> Result<usize, NoRoom> {
-    let mut text = Writer::new(out);
-    put_error(&mut text, reason)?;
-    Ok(text.written())
-}
-
-/// Writes the event that tells a failure within a stream; returns its length. The stream ends after it
-/// without `[DONE]`. It begins with an empty line, so that an event the provider broke off cannot
-/// swallow it; after a whole event that line means nothing. `[D-10]`
-///
-/// # Errors
-/// `NoRoom`: never with `ERROR_BYTES_MAX` bytes.
-pub fn write_error_event(out: &mut [u8], reason: Reason) -> Result<usize, NoRoom> {
-    let mut text = Writer::new(out);
-    text.put(b"\n\ndata: ")?;
-    put_error(&mut text, reason)?;
-    text.put(b"\n\n")?;
-    Ok(text.written())
-}
-
-/// What an answer to a refused request says beside the reason.
-#[derive(Clone, Copy, Debug)]
-pub struct Refusal<'a> {
-    pub reason: Reason,
-    pub asked: Asked,
-    pub request_id: &'a [u8],
-    /// Seconds; 0: no Retry-After.
-    pub retry_after_s: u16,
-    /// For `MethodNotAllowed`.
-    pub allow: Option<Allow>,
-}
-
-/// Writes the whole answer to a refused request, head and error object; returns its length. A reason
-/// that answers no request (`status` 0) is answered as a failure of the node. `[D-11]` `[D-40]`
-///
-/// # Errors
-/// `NoRoom` when `out` is too short; with `2 * ERROR_BYTES_MAX` bytes never.
-pub fn write_refusal(out: &mut [u8], refusal: &Refusal<'_>) -> Result<usize, NoRoom> {
-    let mut body = [0; ERROR_BYTES_MAX];
-    let len = write_error(&mut body, refusal.reason)?;
-    let answer = SimpleResponse {
-        asked: refusal.asked,
-        status: if refusal.reason.status() == 0 {
-            502
-        } else {
-            refusal.reason.status()
-        },
-        content_type: JSON,
-        request_id: refusal.request_id,
-        source: Some(refusal.reason.source()),
-        retry_after_s: refusal.retry_after_s,
-        allow: refusal.allow,
-    };
-    write_simple_response(out, &answer, &body[..len])
+    text.put_json_string(reason.label())
 }
 
 /// The models of one configuration, each rendered once. `[D-17]` `[P-58]`

@@ -3,6 +3,7 @@
 use iop_dataplane::shard::http1::{
     Allow, BodyFraming, Head, HeadCursor, Method, Route, Version, parse_head, wipe_credentials,
 };
+use iop_dataplane::surface::Surface;
 use iop_proto::catalog::Operation;
 use iop_proto::limits::{
     CONNECTION_OPTIONS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, REQUEST_LINE_BYTES_MAX,
@@ -86,6 +87,16 @@ fn every_route_and_method_is_told_apart() {
             "POST /v1/embeddings",
             Route::Operation(Operation::Embeddings),
         ),
+        ("POST /v1/responses", Route::Operation(Operation::Responses)),
+        (
+            "POST /v1/messages?beta=true",
+            Route::Operation(Operation::Messages),
+        ),
+        (
+            "POST /v1/messages/count_tokens",
+            Route::Operation(Operation::CountTokens),
+        ),
+        ("GET /v1/messages", allow_post),
         ("GET /v1/models", Route::Models),
         ("HEAD /v1/models", Route::Models),
         ("GET /healthz", Route::Healthz),
@@ -108,9 +119,8 @@ fn every_route_and_method_is_told_apart() {
         ("GET /v1/%6dodels", Route::Unknown),
         ("GET /v1/../v1/models", Route::Unknown),
         ("POST /v1/chat/completions/", Route::Unknown),
-        ("POST /v1/responses", Route::Unknown),
-        ("POST /v1/messages", Route::Unknown),
-        ("POST /v1/messages/count_tokens", Route::Unknown),
+        ("POST /v1/responses/", Route::Unknown),
+        ("POST /v1/messages/batches", Route::Unknown),
         ("GET http://edge", Route::Unknown),
         ("GET http://edge?q", Route::Unknown),
     ] {
@@ -118,6 +128,29 @@ fn every_route_and_method_is_told_apart() {
         let head = every_way(&bytes).unwrap().unwrap();
         assert_eq!(head.route, route, "{line}");
         assert_eq!(head.consumed, bytes.len());
+    }
+}
+
+#[test]
+fn errors_have_the_shape_of_the_nearest_surface() {
+    for (line, surface) in [
+        ("POST /v1/chat/completions", Surface::OpenAi),
+        ("POST /v1/responses?x", Surface::Responses),
+        ("GET /v1/responses/resp_1", Surface::Responses),
+        ("POST /v1/responsesx", Surface::OpenAi),
+        ("POST /v1/messages", Surface::Anthropic),
+        ("GET /v1/messages?beta=true", Surface::Anthropic),
+        ("POST http://e/v1/messages/count_tokens", Surface::Anthropic),
+        ("POST /v1/messages/batches", Surface::Anthropic),
+        ("POST /v1/messages/", Surface::Anthropic),
+        ("POST /v1/messagesx", Surface::OpenAi),
+        ("POST /v2/messages", Surface::OpenAi),
+        ("GET /v1/models", Surface::OpenAi),
+        ("GET /v1/files", Surface::OpenAi),
+        ("GET /", Surface::OpenAi),
+    ] {
+        let head = accepted(&head_of(&format!("{line} HTTP/1.1"), &["Host: e"]));
+        assert_eq!(head.surface, surface, "{line}");
     }
 }
 

@@ -8,7 +8,7 @@ use iop_dataplane::shard::http1::{
     write_response_head,
 };
 use iop_dataplane::shard::splice::{ModelScanner, write_json_string};
-use iop_dataplane::surface::openai::{Refusal, write_error_event, write_refusal};
+use iop_dataplane::surface::{Refusal, Surface};
 use iop_proto::reason::Reason;
 
 const HEAD: &[u8] =
@@ -47,15 +47,20 @@ fn exchange(head: &mut [u8], keys: &KeyTable) -> usize {
     seen += write_response_head(&mut out, &plan, headers.into_iter(), b"own")
         .unwrap()
         .len;
-    seen += write_error_event(&mut out, Reason::NodeLost).unwrap();
+    for surface in [Surface::OpenAi, Surface::Responses, Surface::Anthropic] {
+        seen += surface
+            .write_error_event(&mut out, Reason::NodeLost, b"own")
+            .unwrap();
+    }
     let refusal = Refusal {
+        surface: parsed.surface,
         reason: Reason::QueueFull,
         asked: parsed.asked(),
         request_id: b"own",
         retry_after_s: 1,
         allow: None,
     };
-    seen + write_refusal(&mut out, &refusal).unwrap()
+    seen + refusal.write(&mut out).unwrap()
 }
 
 #[test]

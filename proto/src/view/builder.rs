@@ -238,6 +238,8 @@ pub struct TunnelRequestHead<'a> {
     pub method: &'a str,
     /// Also set when `operation` is. `[R-099]`
     pub path: &'a str,
+    /// The client's query without its `?`: goes behind `path`. Empty: none.
+    pub query: &'a str,
     pub body_len: u32,
     pub stream: bool,
     /// Hard deadline, s; 0 = none. `[A-53]`
@@ -330,12 +332,25 @@ impl TunnelRequestHead<'_> {
         sink.bytes(tunnel_request::ADAPTER, self.adapter.as_bytes());
         sink.bytes(tunnel_request::TARGET, self.target.as_bytes());
         sink.bytes(tunnel_request::METHOD, self.method.as_bytes());
-        sink.bytes(tunnel_request::PATH, self.path.as_bytes());
+        self.put_path(sink);
         for header in headers {
             sink.header(tunnel_request::HEADERS, header);
         }
         if self.body_len > 0 {
             sink.open(tunnel_request::BODY, self.body_len as usize);
+        }
+    }
+
+    /// A profile's path may have a query of its own; the client's is one more part of it.
+    fn put_path(&self, sink: &mut Sink<'_>) {
+        if self.query.is_empty() {
+            return sink.bytes(tunnel_request::PATH, self.path.as_bytes());
+        }
+        let joint: &[u8] = if self.path.contains('?') { b"&" } else { b"?" };
+        let bytes = self.path.len() + joint.len() + self.query.len();
+        sink.open(tunnel_request::PATH, bytes);
+        for part in [self.path.as_bytes(), joint, self.query.as_bytes()] {
+            sink.raw(part);
         }
     }
 

@@ -233,7 +233,8 @@ pub(crate) struct Instance {
 
 impl Instance {
     /// Where a tunnel request goes and what it carries. A named operation is the profile's or
-    /// nobody's; without one, `path` decides. `[R-097]` `[R-098]` `[A-38]`
+    /// nobody's; without one, `path` decides. Of the path beside a name, only a query behind the
+    /// profile's own path counts. `[R-097]` `[R-098]` `[A-38]`
     ///
     /// # Errors
     /// Why no provider is called.
@@ -259,10 +260,19 @@ impl Instance {
                 .iter()
                 .find(|named| named.name == operation);
             let named = named.ok_or(Rejection::OperationUnknown)?;
-            let own = !named.method.is_empty();
+            let own_method = !named.method.is_empty();
+            let only_queries = adds_a_query(&named.path, &path);
             (
-                if own { named.method.clone() } else { method },
-                named.path.clone(),
+                if own_method {
+                    named.method.clone()
+                } else {
+                    method
+                },
+                if only_queries {
+                    path
+                } else {
+                    named.path.clone()
+                },
             )
         };
         let url = self.base.join(&path)?;
@@ -285,6 +295,13 @@ impl Instance {
     pub(crate) fn call(&self, request: ProviderRequest) -> HttpCall {
         HttpCall::new(self.client.clone(), request)
     }
+}
+
+/// `path` is `own` and a client's query behind it.
+fn adds_a_query(own: &str, path: &str) -> bool {
+    let joint = if own.contains('?') { '&' } else { '?' };
+    path.strip_prefix(own)
+        .is_some_and(|rest| rest.starts_with(joint))
 }
 
 /// The instances in force, by resolved name.

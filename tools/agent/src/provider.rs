@@ -123,7 +123,8 @@ impl BaseUrl {
     ///
     /// # Errors
     /// A path that is not absolute, or that a URL parser would read differently than it is written
-    /// (dot segments, fragments, characters that need escaping).
+    /// (dot segments, fragments, characters that need escaping). In the query, which cannot lead
+    /// elsewhere, printable characters that need escaping are escaped.
     pub(crate) fn join(&self, path: &str) -> Result<Url, Rejection> {
         if path.is_empty() {
             return Err(Rejection::PathMissing);
@@ -141,10 +142,9 @@ impl BaseUrl {
         let joined = format!("{}{tail}", self.path);
         let url = Url::parse(&format!("{}{joined}", self.origin));
         let url = url.map_err(|_| Rejection::PathInvalid)?;
-        let query = url
-            .query()
-            .map_or_else(String::new, |query| format!("?{query}"));
-        let as_written = url.fragment().is_none() && format!("{}{query}", url.path()) == joined;
+        let (written, query) = joined.split_once('?').unwrap_or((&joined, ""));
+        let printable = query.bytes().all(|byte| matches!(byte, 0x21..=0x7e));
+        let as_written = url.fragment().is_none() && url.path() == written && printable;
         as_written.then_some(url).ok_or(Rejection::PathInvalid)
     }
 }
@@ -574,6 +574,8 @@ mod tests {
         assert_eq!(base.join("/v1").unwrap().as_str(), "http://h/v1");
         assert_eq!(base.join("/chat").unwrap().as_str(), "http://h/v1/chat");
         assert_eq!(base.join("/v1x/y").unwrap().as_str(), "http://h/v1/v1x/y");
+        let escaped = base.join("/v1/x?a='b'&c=%2f?d").unwrap();
+        assert_eq!(escaped.as_str(), "http://h/v1/x?a=%27b%27&c=%2f?d");
     }
 
     #[test]
@@ -591,6 +593,10 @@ mod tests {
             "/a\\b",
             "/ä",
             "/a\nb",
+            "/a?b c",
+            "/a?b\nc",
+            "/a?b\u{e9}",
+            "/a?b#c",
             "/./a",
             "*",
         ] {

@@ -16,7 +16,7 @@ use iop_proto::reason::Reason;
 use zeroize::Zeroize;
 
 use super::{Asked, HOP_FIELDS, is_one_of, is_token, members, trimmed};
-use crate::surface;
+use crate::surface::{self, Surface};
 
 /// A piece of the head: byte offsets from the start of the buffer that was parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +124,8 @@ pub struct Head {
     pub consumed: usize,
     pub method: Method,
     pub route: Route,
+    /// In what shape its client reads errors.
+    pub surface: Surface,
     /// The target's query without its `?`.
     pub query: Option<Span>,
     pub version: Version,
@@ -361,6 +363,7 @@ impl HeadCursor {
             consumed: end,
             method: line.method,
             route: line.route(bytes),
+            surface: Surface::at(line.path.of(bytes)),
             query: line.query,
             version: line.version,
             keep_alive: !fields.close && (http11 || fields.keep_alive),

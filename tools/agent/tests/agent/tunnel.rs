@@ -219,6 +219,23 @@ async fn r097_a_named_operation_is_the_profiles_and_an_empty_one_leaves_the_path
         ),
         ("responses", "/x", "POST /v1/responses"),
         ("", "/v1/embeddings?a=b", "POST /v1/embeddings?a=b"),
+        // A query behind the profile's own path is the client's; of any other path nothing counts.
+        (
+            "messages",
+            "/anthropic/v1/messages?beta=true",
+            "POST /anthropic/v1/messages?beta=true",
+        ),
+        ("messages", "/v1/messages?x", "POST /anthropic/v1/messages"),
+        (
+            "messages",
+            "/anthropic/v1/messages/other?x",
+            "POST /anthropic/v1/messages",
+        ),
+        (
+            "messages",
+            "/anthropic/v1/messages&x",
+            "POST /anthropic/v1/messages",
+        ),
     ] {
         world.conn.open(request(operation, path)).await;
         let mut call = world.provider.request().await;

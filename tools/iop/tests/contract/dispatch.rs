@@ -1,10 +1,13 @@
 //! Who is chosen, who waits, in which order, for how long; and the request as its node sees it.
 use core::num::{NonZeroU32, NonZeroU64};
 
-use iop_proto::domain::{Credential, HardTimeout, StallTimeout};
+use iop_proto::domain::{Credential, HardTimeout, Message, RegisterResponse, StallTimeout};
 
 use crate::disconnect::{number, numbered};
-use crate::kit::{Kill, Run, World, catalog, expect_error, expect_nothing, pending};
+use crate::kit::{
+    Kill, Run, World, catalog, expect_accepted, expect_error, expect_nothing, expect_ready,
+    pending, ready, register,
+};
 use crate::support::{Node, Setup, chat, post};
 
 /// Everything a request may carry that must not reach a provider, and what must.
@@ -41,7 +44,7 @@ fn d13_the_node_sees_the_request_with_its_model_spliced_and_its_secrets_gone() {
     );
     assert_eq!(
         (request.method.as_str(), request.path.as_str()),
-        ("POST", "/v1/chat/completions")
+        ("POST", "/v1/chat/completions?trace=1")
     );
     assert_eq!(request.operation, "", "the adapter's profile names none");
     assert!(request.stream);
@@ -106,7 +109,7 @@ const PROFILED: &str = "nodes:
         base_url: \"http://127.0.0.1:9\"
         profile:
           id: named
-          operations: [chat_completions]
+          operations: [chat_completions, responses, messages, count_tokens]
       - name: mapped
         type: openai_compat
         base_url: \"http://127.0.0.1:9\"
@@ -116,6 +119,9 @@ const PROFILED: &str = "nodes:
             - name: chat_completions
               method: PUT
               path: /v2/chat
+            - name: messages
+              path: /anthropic/v1/messages?v=1
+            - count_tokens
       - name: without
         type: vllm
         base_url: \"http://127.0.0.1:9\"
@@ -133,7 +139,13 @@ const PROFILED: &str = "nodes:
         adapter: mapped
         target: t3
         capacity: 4
+      - id: p4
+        adapter: without
+        target: t4
+        capacity: 4
 models:
+  - name: bare
+    providers: [p4]
   - name: mapped
     providers: [p3]
   - name: profiled
@@ -148,24 +160,20 @@ fn d62_an_operation_travels_by_name_only_if_the_profile_names_it_and_always_by_p
     let world = World::new(PROFILED);
     let mut node = world.node("n1");
     let chat = "/v1/chat/completions";
+    let (text, vectors) = ("/v1/completions", "/v1/embeddings");
+    let (answers, messages) = ("/v1/responses", "/v1/messages");
+    let (beta, count) = ("/v1/messages?beta=true", "/v1/messages/count_tokens");
+    let own = "/anthropic/v1/messages?v=1";
+    let own_beta = "/anthropic/v1/messages?v=1&beta=true";
+    // model, what is asked for; adapter, method, path and operation at the node
     let cases = [
         ("profiled", chat, "with", "POST", chat, "chat_completions"),
-        (
-            "profiled",
-            "/v1/completions",
-            "with",
-            "POST",
-            "/v1/completions",
-            "",
-        ),
-        (
-            "profiled",
-            "/v1/embeddings",
-            "with",
-            "POST",
-            "/v1/embeddings",
-            "",
-        ),
+        ("profiled", text, "with", "POST", text, ""),
+        ("profiled", vectors, "with", "POST", vectors, ""),
+        ("profiled", answers, "with", "POST", answers, "responses"),
+        ("profiled", messages, "with", "POST", messages, "messages"),
+        ("profiled", beta, "with", "POST", beta, "messages"),
+        ("profiled", count, "with", "POST", count, "count_tokens"),
         (
             "mapped",
             chat,
@@ -174,23 +182,16 @@ fn d62_an_operation_travels_by_name_only_if_the_profile_names_it_and_always_by_p
             "/v2/chat",
             "chat_completions",
         ),
-        (
-            "mapped",
-            "/v1/completions",
-            "mapped",
-            "POST",
-            "/v1/completions",
-            "",
-        ),
+        ("mapped", text, "mapped", "POST", text, ""),
+        ("mapped", answers, "mapped", "POST", answers, ""),
+        ("mapped", messages, "mapped", "POST", own, "messages"),
+        ("mapped", beta, "mapped", "POST", own_beta, "messages"),
+        ("mapped", count, "mapped", "POST", count, "count_tokens"),
         ("plain", chat, "without", "POST", chat, ""),
-        (
-            "plain",
-            "/v1/completions",
-            "without",
-            "POST",
-            "/v1/completions",
-            "",
-        ),
+        ("plain", text, "without", "POST", text, ""),
+        ("bare", answers, "without", "POST", answers, ""),
+        ("bare", beta, "without", "POST", beta, ""),
+        ("bare", count, "without", "POST", count, ""),
     ];
     for (model, asked, adapter, method, path, operation) in cases {
         let mut client = world.asks(&post(asked, &format!("{{\"model\":\"{model}\"}}")));
@@ -208,9 +209,44 @@ fn d62_an_operation_travels_by_name_only_if_the_profile_names_it_and_always_by_p
         assert_eq!(client.head().expect("an answer").status, 502);
     }
     // The catalog's list alone excludes; and it is said at once, not after a wait.
-    let mut client = world.asks(&post("/v1/embeddings", "{\"model\":\"plain\"}"));
-    expect_error(&mut client, 503, "no_provider_configured", "edge");
+    for path in [vectors, answers, messages, count] {
+        let mut client = world.asks(&post(path, "{\"model\":\"plain\"}"));
+        expect_error(&mut client, 503, "no_provider_configured", "edge");
+    }
     expect_nothing(&mut node);
+    drop(node);
+    world.rest();
+}
+
+/// Proves [R-104].
+#[test]
+fn r104_a_request_says_where_it_goes_and_nothing_of_the_profile() {
+    let text = PROFILED.replace(
+        "          id: named\n",
+        "          id: marker-id\n          auth_header: x-marker\n          \
+         auth_prefix: \"Marker \"\n",
+    );
+    let world = World::new(&text);
+    let mut node = Node::connect(&world.edge, "n1");
+    node.send(&register("n1"));
+    let RegisterResponse::Accepted { config, .. } = expect_accepted(&mut node) else {
+        unreachable!("accepted")
+    };
+    let told = format!("{config:?}");
+    let markers = ["marker-id", "x-marker", "Marker ", "127.0.0.1:9"];
+    assert!(markers.iter().all(|marker| told.contains(marker)), "{told}");
+    node.send(&ready("n1"));
+    expect_ready(&mut node, true);
+    let client = world.asks(&post("/v1/messages?beta=true", "{\"model\":\"profiled\"}"));
+    let request = node.tunnel();
+    assert_eq!(request.operation, "messages");
+    let whole = crate::support::envelope(&Message::TunnelRequest(request.clone()));
+    let whole = String::from_utf8_lossy(&whole);
+    for marker in markers {
+        assert!(!whole.contains(marker), "{marker} in {whole}");
+    }
+    Run::of(&request).error(&mut node, "node rejected");
+    world.wait_held(0);
     drop((node, client));
     world.rest();
 }

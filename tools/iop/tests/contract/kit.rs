@@ -10,6 +10,7 @@ use iop_proto::domain::{
     FrameKind, Message, NodeReadyRequest, Ping, Pong, RegisterRequest, RegisterResponse,
     TunnelRequest,
 };
+use iop_proto::reason::Reason;
 use iop_proto::view::TunnelFrameOut;
 
 use crate::support::{Client, DEADLINE, Edge, Head, Metrics, Node, Setup, chat, envelope};
@@ -453,10 +454,19 @@ pub(crate) fn expect_error(client: &mut Client, status: u16, code: &str, source:
     assert_eq!(head.status, status, "{text}");
     assert!(whole, "{text}");
     let body: serde_json::Value = serde_json::from_slice(&body).expect("an error object");
-    assert_eq!(body["error"]["code"], code, "{body}");
+    assert_eq!(code_of(&body), code, "{body}");
     assert_eq!(head.header("x-iop-error-source"), Some(source));
     assert!(head.header("x-request-id").is_some());
     head
+}
+
+/// The reason an error object gives; in Anthropic's shape, which has no codes, by its sentence.
+pub(crate) fn code_of(body: &serde_json::Value) -> &str {
+    let error = &body["error"];
+    let text = error["message"].as_str().unwrap_or_default();
+    let by_text = Reason::ALL.iter().find(|reason| reason.text() == text);
+    let by_text = by_text.map_or(text, |reason| reason.label());
+    error["code"].as_str().unwrap_or(by_text)
 }
 
 /// The stream that has begun ends with one error event of ours behind `before`, and not with
@@ -469,12 +479,14 @@ pub(crate) fn expect_error_event(client: &mut Client, head: &Head, before: &[u8]
         .strip_prefix(before)
         .unwrap_or_else(|| panic!("{text}"));
     let tail = String::from_utf8_lossy(tail);
-    let event = tail
-        .trim()
+    let event = tail.trim();
+    let event = event
+        .strip_prefix("event: error\n")
+        .unwrap_or(event)
         .strip_prefix("data: ")
         .unwrap_or_else(|| panic!("{text}"));
     let event: serde_json::Value = serde_json::from_str(event).expect("one event, one object");
-    assert_eq!(event["error"]["code"], code, "{text}");
+    assert_eq!(code_of(&event), code, "{text}");
 }
 
 /// The answer breaks off without its proper end, after `before`.

@@ -1,4 +1,5 @@
 //! However a run ends, its slot comes back once: the same matrix for every operation.
+use iop_proto::catalog::Operation;
 use iop_proto::domain::FrameKind;
 
 use crate::kit::{
@@ -106,7 +107,7 @@ fn p11_after_every_ending_of_every_operation_the_slot_is_there_again() {
     let world = World::new(&catalog_with([1, 1], provider, ""));
     let mut node = world.node("n1");
     let mut runs = 0;
-    for path in ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"] {
+    for path in Operation::ALL.map(Operation::path) {
         let request = post(path, "{\"model\":\"only1\"}");
         for ending in ENDINGS {
             node = end_so(&world, node, world.asks(&request), ending);

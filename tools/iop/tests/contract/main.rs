@@ -21,5 +21,6 @@ mod passthrough;
 mod prohibition;
 mod readiness;
 mod registration;
+mod surfaces;
 mod transport;
 mod tunnel;
