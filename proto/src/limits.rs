@@ -185,6 +185,12 @@ pub const WAITING_ATTEMPTS_MAX: u32 = 1_024;
 /// G and H: close grace and health probe bound, ms. `[D-23]`
 pub const CLOSE_GRACE_MS: u64 = 5_000;
 pub const HEALTH_PROBE_MS: u64 = 5_000;
+/// Largest G and H: the Edge waits `RESPONSE_WAIT_EXTRA_MS` beyond the stall timeout for the evidence.
+pub const STALL_JOIN_MS_MAX: u64 = 10_000;
+/// Read of a probe's answer: a list of many thousand models. `[D-49]`
+pub const PROBE_BYTES_MAX: u32 = 1024 * 1024;
+/// Targets of one adapter that its probes remember having found.
+pub const PROBED_TARGETS_MAX: usize = 1_024;
 
 const _: () = {
     assert!(LINK_SLOTS.is_power_of_two() && HANDOVER_SLOTS.is_power_of_two());
@@ -209,6 +215,8 @@ const _: () = {
     assert!(NODES_MAX <= 65_536 && PROVIDERS_MAX <= 65_536 && MODELS_MAX <= 65_536);
     assert!(BODY_BYTES_MAX_DEFAULT < ENVELOPE_TO_NODE_BYTES_MAX);
     assert!(DEAD_MS >= 2 * HEARTBEAT_MS);
+    assert!(STALL_JOIN_MS_MAX < RESPONSE_WAIT_EXTRA_MS); // so that the node's evidence wins [D-29]
+    assert!(CLOSE_GRACE_MS <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS <= STALL_JOIN_MS_MAX);
     assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
     assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans
     assert!(JSON_DEPTH_MAX.is_multiple_of(64)); // whole words

@@ -3,23 +3,27 @@
 //! Lives on: the main task; calls take an `Arc`, so an instance lives until its last call is over.
 //! View: one configuration. Bound: `ADAPTERS_MAX` instances.
 mod openai_compat;
+mod probe;
 mod vllm;
 
 use core::fmt;
 use core::time::Duration;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use iop_control::node::attempt::Rejection;
 use iop_proto::catalog::ProviderKind;
-use iop_proto::domain::{Adapter, AdapterFault, NodeConfig, OnCancel, TunnelRequest};
-use iop_proto::limits::{HEADERS_MAX, PROVIDERS_MAX};
-use reqwest::{Client, Method};
+use iop_proto::domain::{
+    Adapter, AdapterFault, HealthEvidence, NodeConfig, OnCancel, RunRequest, TunnelRequest,
+};
+use iop_proto::limits::{HEADERS_MAX, PROBED_TARGETS_MAX, PROVIDERS_MAX};
+use reqwest::{Client, Method, Url};
 
+use crate::answer::{Part, Piece};
 use crate::config::ProviderHttp;
 use crate::provider::{
-    BaseUrl, BaseUrlError, ClientError, ClientOptions, HttpCall, ProviderRequest, client,
-    request_headers,
+    BaseUrl, BaseUrlError, ClientError, ClientOptions, HttpCall, ProviderError, ProviderRequest,
+    client, request_headers,
 };
 
 /// Adapters one payload may name.
@@ -48,6 +52,9 @@ pub(crate) enum ApplyError {
         error: BaseUrlError,
     },
     OnCancel {
+        adapter: String,
+    },
+    ProbePath {
         adapter: String,
     },
     /// Every slot needs a descriptor. `[D-23]`
@@ -86,6 +93,12 @@ impl fmt::Display for ApplyError {
             Self::OnCancel { adapter } => {
                 write!(f, "adapter {adapter}: on_cancel is neither abort nor drain")
             }
+            Self::ProbePath { adapter } => {
+                write!(
+                    f,
+                    "adapter {adapter}: probe.path is not an absolute HTTP path"
+                )
+            }
             Self::Descriptors { needed, limit } => write!(
                 f,
                 "{needed} open files may be needed, the limit is {limit}: raise it (ulimit -n, \
@@ -109,6 +122,8 @@ pub(crate) enum StopBy {
 struct Traits {
     /// Idle connections of its servers live no longer, unless the adapter's options say so.
     pool_idle_max: Duration,
+    /// Where its servers are probed, unless the adapter's options say so. `[D-49]`
+    probe_path: &'static str,
 }
 
 const fn traits(kind: ProviderKind) -> Option<Traits> {
@@ -124,6 +139,7 @@ const fn traits(kind: ProviderKind) -> Option<Traits> {
 struct Plan {
     adapter: Adapter,
     base: BaseUrl,
+    probe: Url,
     stop_by: StopBy,
     options: ClientOptions,
 }
@@ -197,6 +213,13 @@ impl Plan {
             adapter: name(),
             error,
         })?;
+        let probe_path = match adapter.options.probe_path.as_str() {
+            "" => traits.probe_path,
+            path => path,
+        };
+        let probe = base
+            .join(probe_path)
+            .map_err(|_| ApplyError::ProbePath { adapter: name() })?;
         let stop_by = match &adapter.options.on_cancel {
             OnCancel::Abort => StopBy::Abort,
             OnCancel::Drain => StopBy::Drain,
@@ -216,6 +239,7 @@ impl Plan {
         Ok(Self {
             adapter: adapter.clone(),
             base,
+            probe,
             stop_by,
             options,
         })
@@ -226,19 +250,74 @@ impl Plan {
 #[derive(Debug)]
 pub(crate) struct Instance {
     adapter: Adapter,
+    name: Arc<str>,
     base: BaseUrl,
+    probe: Url,
     client: Client,
     pub(crate) stop_by: StopBy,
+    /// Targets that a probe of this instance has found. `[D-22]`
+    found: Mutex<BTreeSet<String>>,
+}
+
+/// What one call carries out.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Tunnel(ProviderRequest),
+}
+
+/// A call in progress: a stream of pieces. Dropping it closes the provider connection.
+#[derive(Debug)]
+pub(crate) enum Call {
+    Tunnel(HttpCall),
+}
+
+impl Call {
+    /// The next piece; `Ok(None)` once after the last. Cancel-safe: a dropped wait loses nothing.
+    ///
+    /// # Errors
+    /// How the call failed; nothing follows.
+    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, ProviderError> {
+        match self {
+            Self::Tunnel(call) => {
+                let item = call.next().await?;
+                Ok(item.map(|item| Piece::Part(Part::Http(item))))
+            }
+        }
+    }
+
+    /// From now on the call is only run to its end: no second request. `[I5.4]`
+    pub(crate) fn no_retry(&self) {
+        match self {
+            Self::Tunnel(call) => call.no_retry(),
+        }
+    }
 }
 
 impl Instance {
+    /// Resolved instance name. `[R-141]`
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.name.clone()
+    }
+
+    /// What a normalized run becomes at this kind of server. `[A-62]`
+    ///
+    /// # Errors
+    /// Why no provider is called.
+    #[expect(
+        clippy::unused_self,
+        reason = "native kinds have a translation of their own"
+    )]
+    pub(crate) fn resolve_run(&self, _request: RunRequest) -> Result<Work, Rejection> {
+        Err(Rejection::RunUnsupported)
+    }
+
     /// Where a tunnel request goes and what it carries. A named operation is the profile's or
     /// nobody's; without one, `path` decides. Of the path beside a name, only a query behind the
     /// profile's own path counts. `[R-097]` `[R-098]` `[A-38]`
     ///
     /// # Errors
     /// Why no provider is called.
-    pub(crate) fn resolve(&self, request: TunnelRequest) -> Result<ProviderRequest, Rejection> {
+    pub(crate) fn resolve_tunnel(&self, request: TunnelRequest) -> Result<Work, Rejection> {
         let TunnelRequest {
             operation,
             method,
@@ -283,17 +362,30 @@ impl Instance {
         if headers.len() > HEADERS_MAX as usize {
             return Err(Rejection::HeaderInvalid);
         }
-        Ok(ProviderRequest {
+        Ok(Work::Tunnel(ProviderRequest {
             method,
             url,
             headers: request_headers(&headers)?,
             body,
-        })
+        }))
     }
 
     /// Begins a call.
-    pub(crate) fn call(&self, request: ProviderRequest) -> HttpCall {
-        HttpCall::new(self.client.clone(), request)
+    pub(crate) fn call(&self, work: Work) -> Call {
+        match work {
+            Work::Tunnel(request) => Call::Tunnel(HttpCall::new(self.client.clone(), request)),
+        }
+    }
+
+    /// Asks the server itself for exactly this target; the caller bounds the time. Fail-closed, and
+    /// without anything of a request. `[R-125]` `[R-177]` `[D-22]`
+    pub(crate) async fn probe(&self, target: &str) -> HealthEvidence {
+        let finding = probe::models(self.client.clone(), self.probe.clone(), target).await;
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if finding == probe::Finding::Present && found.len() < PROBED_TARGETS_MAX {
+            found.insert(target.to_owned());
+        }
+        finding.evidence(found.contains(target))
     }
 }
 
@@ -334,14 +426,18 @@ impl Adapters {
                     let Plan {
                         adapter,
                         base,
+                        probe,
                         stop_by,
                         ..
                     } = plan;
                     Arc::new(Instance {
+                        name: name.as_str().into(),
                         adapter,
                         base,
+                        probe,
                         client,
                         stop_by,
+                        found: Mutex::default(),
                     })
                 }
             };
@@ -351,8 +447,16 @@ impl Adapters {
         Ok(())
     }
 
+    /// The instance a request names. The empty name is that of the only instance configured without
+    /// one. `[R-296]` `[R-141]`
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Instance>> {
-        self.instances.get(name)
+        if !name.is_empty() {
+            return self.instances.get(name);
+        }
+        let mut unnamed = self.instances.values();
+        let mut unnamed = unnamed.by_ref().filter(|it| it.adapter.name.is_empty());
+        let only = unnamed.next();
+        only.filter(|_| unnamed.next().is_none())
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -1,35 +1,29 @@
 //! The main task: performs what the supervisor decides, owns gates, run entries and adapters, and
-//! hands each request to an attempt of its own.
+//! hands each request to an attempt of its own (`agent/attempts.rs`).
 //!
 //! Lives on: one task per process. View: the whole agent. Bound: one session; `ATTEMPTS_MAX` attempts.
+mod attempts;
+
 use core::future::Future;
 use core::time::Duration;
-use std::collections::HashMap;
-use std::sync::Arc;
 
-use iop_control::node::attempt::{Failure, Rejection, Signals, Terminal, Timeouts, boundary};
-use iop_control::node::gate::{Entry, Gates};
-use iop_control::node::runs::{Refusal, Runs};
 use iop_control::node::supervisor::{Action, Event, Exit, LinkEvent, Supervisor};
-use iop_control::node::{LinkId, Ticket};
-use iop_proto::domain::{Message, RunEvent, RunEventKind, RunRequest, TunnelRequest};
-use iop_proto::limits::ATTEMPTS_MAX;
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::pki_types::UnixTime;
-use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::sync::mpsc;
+use tokio::task::JoinError;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
-use crate::adapters::{Adapters, Instance, Plans, descriptor_limit};
+use self::attempts::{Attempts, Joined};
+use crate::adapters::{Adapters, Plans, descriptor_limit};
 use crate::clock::Clock;
 use crate::config::NodeConfig;
-use crate::execution::{self, Job, Report, error_text, terminal_frame};
+use crate::execution::Report;
 use crate::identity;
-use crate::provider::ProviderRequest;
 use crate::session::{Fault, Meaning, Session};
 use crate::shutdown::Shutdown;
-use crate::transport::{Inbound, LinkConfig, LinkEnd, Outbound};
+use crate::transport::{Inbound, LinkConfig, LinkEnd};
 
 /// Queued frames of a session that ends in order are written within this long.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -37,7 +31,13 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// Runs one node agent until it ends. See [`crate::run`].
 pub(crate) async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
     let supervisor = Supervisor::new(config.reconnect, millis(config.drain_timeout));
-    let (reports_in, reports) = mpsc::unbounded_channel();
+    let clock = Clock::start();
+    let dice = SystemRandom::new();
+    let mut nonce = [0; 8];
+    if dice.fill(&mut nonce).is_err() {
+        nonce = [0; 8]; // attempt ids are then unique in this process only
+    }
+    let attempts = Attempts::new(clock, config.patience, u64::from_ne_bytes(nonce));
     let link_config = LinkConfig {
         edge: config.edge.clone(),
         tls: None,
@@ -47,22 +47,15 @@ pub(crate) async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
     let agent = Agent {
         config,
         link_config,
-        clock: Clock::start(),
+        clock,
         supervisor,
-        dice: SystemRandom::new(),
+        dice,
         session: None,
         flush_by: None,
         plans: None,
         adapters: Adapters::default(),
-        gates: Gates::default(),
-        runs: Runs::default(),
-        running: HashMap::new(),
-        tasks: JoinSet::new(),
-        reports_in,
-        reports,
-        refusing: false,
+        attempts,
         active: 0,
-        duplicates: 0,
     };
     agent.run(shutdown).await
 }
@@ -71,30 +64,12 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What the main task knows of an attempt that is not over.
-#[derive(Debug)]
-struct Running {
-    link: LinkId,
-    run_id: String,
-    adapter: String,
-    slot: Slot,
-    signals: watch::Sender<Signals>,
-    task: tokio::task::Id,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    Waits,
-    Held,
-    Free,
-}
-
 enum Wake {
     Shutdown,
     Deadline,
     FlushOver,
     Report(Report),
-    Joined(Result<(tokio::task::Id, Option<Ticket>), JoinError>),
+    Joined(Joined),
     Inbound(Inbound),
     Ended(Result<LinkEnd, JoinError>),
 }
@@ -111,19 +86,9 @@ struct Agent {
     /// Judged, not started yet.
     plans: Option<Plans>,
     adapters: Adapters,
-    gates: Gates,
-    runs: Runs,
-    running: HashMap<Ticket, Running>,
-    /// Attempts, and refusals (no ticket) that wait for room in a writer queue.
-    tasks: JoinSet<Option<Ticket>>,
-    reports_in: mpsc::UnboundedSender<Report>,
-    /// At most two per attempt.
-    reports: mpsc::UnboundedReceiver<Report>,
-    /// New work is answered with `draining`. `[D-07]`
-    refusing: bool,
+    attempts: Attempts,
+    /// As the supervisor knows it.
     active: u32,
-    /// Requests under the id of an open stream; dropped. `[D-52]`
-    duplicates: u64,
 }
 
 impl Agent {
@@ -151,8 +116,14 @@ impl Agent {
                     self.perform(action)
                 }
                 Wake::FlushOver => self.cut(),
-                Wake::Report(report) => self.report(report),
-                Wake::Joined(joined) => self.joined(joined),
+                Wake::Report(report) => {
+                    self.attempts.report(report);
+                    self.active_changed()
+                }
+                Wake::Joined(joined) => match self.attempts.joined(joined) {
+                    Ok(()) => self.active_changed(),
+                    Err(fault) => self.fault(&fault),
+                },
                 Wake::Inbound(inbound) => self.inbound(inbound),
                 Wake::Ended(end) => self.ended(end),
             };
@@ -178,8 +149,8 @@ impl Agent {
             () = shutdown.requested() => Wake::Shutdown,
             () = sleep_until(deadline) => Wake::Deadline,
             () = sleep_until(self.flush_by) => Wake::FlushOver,
-            Some(report) = self.reports.recv() => Wake::Report(report),
-            Some(joined) = self.tasks.join_next_with_id() => Wake::Joined(joined),
+            Some(report) = self.attempts.reports.recv() => Wake::Report(report),
+            Some(joined) = self.attempts.tasks.join_next_with_id() => Wake::Joined(joined),
             Some(inbound) = receive(inbound) => Wake::Inbound(inbound),
             end = join(task) => Wake::Ended(end),
         }
@@ -202,7 +173,7 @@ impl Agent {
         match action? {
             Action::Dial(link) => {
                 debug!(link = link.get(), "dialling the edge");
-                self.refusing = false;
+                self.attempts.refusing = false;
                 self.session = Some(Session::dial(link, self.link_config.clone()));
                 None
             }
@@ -216,11 +187,11 @@ impl Agent {
             Action::InstallHandlers => self.progress(LinkEvent::Installed),
             Action::SendReady => self.on_session(Session::ready),
             Action::AnnounceDrain { grace_ms } => {
-                info!(grace_ms, attempts = self.runs.open(), "draining");
+                info!(grace_ms, attempts = self.attempts.open(), "draining");
                 self.on_session(|session| session.go_away(grace_ms))
             }
             Action::RefuseWork => {
-                self.refusing = true;
+                self.attempts.refusing = true;
                 None
             }
             Action::End { why, flush, .. } => {
@@ -257,9 +228,8 @@ impl Agent {
         let judged = Plans::judge(&config, &self.config.provider_http, descriptor_limit());
         match judged {
             Ok(plans) => {
-                self.gates.configure(plans.capacities());
+                self.attempts.configure(plans.capacities());
                 self.plans = Some(plans);
-                self.grants();
                 self.progress(LinkEvent::Applied)
             }
             Err(error) => self.fault(&Fault::Apply(Box::new(error))),
@@ -286,7 +256,7 @@ impl Agent {
             session.task.abort();
         }
         let link = session.link;
-        self.cancel_context(link);
+        self.attempts.end_link(link);
     }
 
     fn cut(&mut self) -> Option<Exit> {
@@ -297,19 +267,10 @@ impl Agent {
         None
     }
 
-    /// Every attempt of the link ends without a word; those of other links notice nothing.
-    fn cancel_context(&mut self, link: LinkId) {
-        let tickets: Vec<_> = self.runs.of_link(link).collect();
-        for running in tickets.iter().filter_map(|ticket| self.running.get(ticket)) {
-            running.signals.send_modify(|signals| signals.ended = true);
-            self.runs.settled(link, &running.run_id);
-        }
-    }
-
     fn ended(&mut self, end: Result<LinkEnd, JoinError>) -> Option<Exit> {
         let session = self.session.take()?;
         self.flush_by = None;
-        self.cancel_context(session.link);
+        self.attempts.end_link(session.link);
         match end {
             Ok(LinkEnd::Flushed) => debug!(link = session.link.get(), "link closed"),
             Ok(end) => warn!(link = session.link.get(), %end, "link lost"),
@@ -336,221 +297,21 @@ impl Agent {
             Meaning::Progress(event) => self.progress(event),
             Meaning::Fault(fault) => self.fault(&fault),
             Meaning::Cancel(run_id) => {
-                let ticket = self.runs.find(link, &run_id);
-                if let Some(running) = ticket.and_then(|ticket| self.running.get(&ticket)) {
-                    running
-                        .signals
-                        .send_modify(|signals| signals.cancelled = true);
-                }
+                self.attempts.cancel(link, &run_id);
                 None
             }
-            Meaning::Tunnel(request) => self.tunnel(link, *request),
-            Meaning::Run(request) => self.run_request(*request),
-        }
-    }
-
-    /// Normalized runs are served by native adapters; the tunnel kinds have none. `[A-62]`
-    fn run_request(&mut self, request: RunRequest) -> Option<Exit> {
-        let refusal = if self.refusing {
-            error_text(Failure::Draining, None)
-        } else if self.adapters.get(&request.adapter).is_some() {
-            error_text(Failure::Rejected, Some(Rejection::RunUnsupported.detail()))
-        } else {
-            error_text(Failure::Rejected, Some(Rejection::AdapterUnknown.detail()))
-        };
-        let mut event = RunEvent::new(request.run_id, RunEventKind::Error);
-        event.error = refusal;
-        self.refuse(Message::RunEvent(event))
-    }
-
-    /// Checks come in this order: a taken id may never be answered with a terminal.
-    fn tunnel(&mut self, link: LinkId, request: TunnelRequest) -> Option<Exit> {
-        let bulk = self.session.as_ref().and_then(Session::bulk).cloned()?;
-        let received = self.clock.now();
-        let run_id = request.run_id.clone();
-        let ticket = match self.runs.take(link, &run_id) {
-            Ok(ticket) => ticket,
-            Err(Refusal::Open) => {
-                self.duplicates += 1;
-                debug!(
-                    count = self.duplicates,
-                    "request under an open run id dropped"
-                );
-                return None;
-            }
-            Err(Refusal::Retained) => return self.reject(run_id, Rejection::RunRetained),
-            Err(Refusal::Full) => return self.reject(run_id, Rejection::AttemptsFull),
-        };
-        if self.refusing {
-            self.runs.remove(link, &run_id);
-            return self.refuse_tunnel(run_id, Failure::Draining, None);
-        }
-        let adapter = request.adapter.clone();
-        let admitted = self.admit(ticket, request);
-        let (timeouts, instance, request, slot) = match admitted {
-            Ok(admitted) => admitted,
-            Err(rejection) => {
-                self.runs.remove(link, &run_id);
-                return self.reject(run_id, rejection);
-            }
-        };
-        let granted = slot == Slot::Held;
-        let (signals, heard) = watch::channel(Signals {
-            granted,
-            ..Signals::default()
-        });
-        let job = Job {
-            ticket,
-            run_id: run_id.clone(),
-            received,
-            timeouts,
-            instance,
-            request,
-            clock: self.clock,
-            signals: heard,
-            bulk,
-            reports: self.reports_in.clone(),
-        };
-        let task = self
-            .tasks
-            .spawn(async move { Some(execution::run(job).await) })
-            .id();
-        let running = Running {
-            link,
-            run_id,
-            adapter,
-            slot,
-            signals,
-            task,
-        };
-        self.running.insert(ticket, running);
-        self.active_changed()
-    }
-
-    fn admit(
-        &mut self,
-        ticket: Ticket,
-        request: TunnelRequest,
-    ) -> Result<(Timeouts, Arc<Instance>, ProviderRequest, Slot), Rejection> {
-        let timeouts = boundary(request.timeout, request.stall_timeout, &request.credential)?;
-        let adapter = request.adapter.clone();
-        let instance = self
-            .adapters
-            .get(&adapter)
-            .cloned()
-            .ok_or(Rejection::AdapterUnknown)?;
-        let request = instance.resolve(request)?;
-        let slot = match self.gates.enter(&adapter, ticket) {
-            Entry::Granted => Slot::Held,
-            Entry::Waits => Slot::Waits,
-            Entry::Full => return Err(Rejection::WaitingFull),
-            Entry::Unknown => return Err(Rejection::AdapterUnknown),
-        };
-        Ok((timeouts, instance, request, slot))
-    }
-
-    fn reject(&mut self, run_id: String, rejection: Rejection) -> Option<Exit> {
-        self.refuse_tunnel(run_id, Failure::Rejected, Some(rejection.detail()))
-    }
-
-    fn refuse_tunnel(
-        &mut self,
-        run_id: String,
-        failure: Failure,
-        detail: Option<&'static str>,
-    ) -> Option<Exit> {
-        let frame = terminal_frame(run_id, 1, Terminal::Error(failure), detail);
-        self.refuse(Message::TunnelFrame(frame))
-    }
-
-    /// One terminal and nothing else. This task does not wait for room: when there is none, a small
-    /// task does, up to a bound.
-    fn refuse(&mut self, message: Message) -> Option<Exit> {
-        let bulk = self.session.as_ref().and_then(Session::bulk)?;
-        match bulk.try_send(Outbound::one_way(message)) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => None,
-            Err(mpsc::error::TrySendError::Full(outbound)) => {
-                if self.tasks.len() >= 2 * ATTEMPTS_MAX as usize {
-                    return self.fault(&Fault::Flood);
-                }
-                let bulk = bulk.clone();
-                self.tasks.spawn(async move {
-                    // Closed: the session is over, and nobody is to be told.
-                    let _ = bulk.send(outbound).await;
-                    None
-                });
-                None
-            }
-        }
-    }
-
-    fn report(&mut self, report: Report) -> Option<Exit> {
-        match report {
-            Report::SlotFree(ticket) => self.free_slot(ticket),
-            Report::Settled(ticket) => {
-                if let Some(running) = self.running.get(&ticket) {
-                    self.runs.settled(running.link, &running.run_id);
+            Meaning::Execute(request) => {
+                let session = self.session.as_ref()?;
+                match self.attempts.execute(session, &self.adapters, request) {
+                    Ok(()) => self.active_changed(),
+                    Err(fault) => self.fault(&fault),
                 }
             }
-        }
-        self.active_changed()
-    }
-
-    fn free_slot(&mut self, ticket: Ticket) {
-        let Some(running) = self.running.get_mut(&ticket) else {
-            return;
-        };
-        match core::mem::replace(&mut running.slot, Slot::Free) {
-            Slot::Held => self.gates.release(&running.adapter),
-            Slot::Waits => {
-                self.gates.leave(&running.adapter, ticket);
-            }
-            Slot::Free => {}
-        }
-        self.grants();
-    }
-
-    /// Tells each waiter whose turn came. One that is already over gives its slot back by itself.
-    fn grants(&mut self) {
-        while let Some(ticket) = self.gates.next_grant() {
-            let running = self.running.get_mut(&ticket);
-            let running = running.expect("a waiter leaves its gate before it is forgotten");
-            running.slot = Slot::Held;
-            running
-                .signals
-                .send_modify(|signals| signals.granted = true);
-        }
-    }
-
-    fn joined(
-        &mut self,
-        joined: Result<(tokio::task::Id, Option<Ticket>), JoinError>,
-    ) -> Option<Exit> {
-        match joined {
-            Ok((_, Some(ticket))) => self.forget(ticket),
-            Ok((_, None)) => {}
-            Err(panicked) => {
-                error!("an attempt's task panicked");
-                let mut running = self.running.iter();
-                let ticket = running.find(|(_, running)| running.task == panicked.id());
-                if let Some(ticket) = ticket.map(|(&ticket, _)| ticket) {
-                    self.forget(ticket);
-                }
-                return self.fault(&Fault::Attempt);
-            }
-        }
-        self.active_changed()
-    }
-
-    fn forget(&mut self, ticket: Ticket) {
-        self.free_slot(ticket);
-        if let Some(running) = self.running.remove(&ticket) {
-            self.runs.remove(running.link, &running.run_id);
         }
     }
 
     fn active_changed(&mut self) -> Option<Exit> {
-        let active = self.runs.open();
+        let active = self.attempts.open();
         if core::mem::replace(&mut self.active, active) == active {
             return None;
         }

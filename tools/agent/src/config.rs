@@ -6,10 +6,11 @@ use core::time::Duration;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use iop_control::node::attempt::Patience;
 use iop_control::node::supervisor::Policy;
 use iop_proto::limits::{
-    DEAD_MS, DRAIN_TIMEOUT_MS, HEARTBEAT_MS, NAME_BYTES_MAX, PROVIDER_CONNECT_MS_DEFAULT,
-    PROVIDER_IDLE_MS_DEFAULT,
+    CLOSE_GRACE_MS, DEAD_MS, DRAIN_TIMEOUT_MS, HEALTH_PROBE_MS, HEARTBEAT_MS, NAME_BYTES_MAX,
+    PROVIDER_CONNECT_MS_DEFAULT, PROVIDER_IDLE_MS_DEFAULT, STALL_JOIN_MS_MAX,
 };
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
@@ -33,6 +34,8 @@ pub struct NodeConfig {
     pub dead_after: Duration,
     /// How long a drain may take after SIGTERM. `[D-07]`
     pub drain_timeout: Duration,
+    /// How long a stalled or stopped provider and a health probe are waited for. `[A-19]`
+    pub patience: Patience,
     pub provider_http: ProviderHttp,
     /// Least severe line that is written.
     pub log_level: tracing::Level,
@@ -185,6 +188,7 @@ struct NodeConfigFile {
     reconnect: Option<ReconnectSection>,
     heartbeat: Option<HeartbeatSection>,
     drain_timeout_ms: Option<Spanned<u64>>,
+    stall: Option<StallSection>,
     provider_http: Option<ProviderHttpSection>,
     log: Option<LogSection>,
 }
@@ -222,6 +226,13 @@ struct HeartbeatSection {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct StallSection {
+    close_grace_ms: Option<Spanned<u64>>,
+    probe_ms: Option<Spanned<u64>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ProviderHttpSection {
     connect_timeout_ms: Option<Spanned<u64>>,
     pool_idle_ms: Option<Spanned<u64>>,
@@ -255,6 +266,7 @@ impl Judge<'_> {
                 file.drain_timeout_ms.as_ref(),
                 DRAIN_TIMEOUT_MS,
             )?,
+            patience: self.patience(&file.stall.unwrap_or_default())?,
             provider_http: self.provider_http(&file.provider_http.unwrap_or_default())?,
             log_level: self.log_level(file.log.and_then(|log| log.level).as_ref())?,
         })
@@ -379,6 +391,20 @@ impl Judge<'_> {
         Ok((ping, dead))
     }
 
+    fn patience(&self, section: &StallSection) -> Result<Patience, ConfigError> {
+        let StallSection {
+            close_grace_ms,
+            probe_ms,
+        } = section;
+        let wait = |field, value: &Option<_>, default_ms| {
+            self.ms(field, value.as_ref(), default_ms, STALL_JOIN_MS_MAX)
+        };
+        Ok(Patience {
+            grace_ms: wait("stall.close_grace_ms", close_grace_ms, CLOSE_GRACE_MS)?,
+            probe_ms: wait("stall.probe_ms", probe_ms, HEALTH_PROBE_MS)?,
+        })
+    }
+
     fn provider_http(&self, section: &ProviderHttpSection) -> Result<ProviderHttp, ConfigError> {
         let ProviderHttpSection {
             connect_timeout_ms,
@@ -426,13 +452,22 @@ impl Judge<'_> {
         value: Option<&Spanned<u64>>,
         default_ms: u64,
     ) -> Result<Duration, ConfigError> {
+        let ms = self.ms(field, value, default_ms, WAIT_MS_MAX)?;
+        Ok(Duration::from_millis(ms))
+    }
+
+    fn ms(
+        &self,
+        field: &str,
+        value: Option<&Spanned<u64>>,
+        default_ms: u64,
+        most: u64,
+    ) -> Result<u64, ConfigError> {
         match value {
-            None => Ok(Duration::from_millis(default_ms)),
-            Some(ms) if (1..=WAIT_MS_MAX).contains(&ms.value) => {
-                Ok(Duration::from_millis(ms.value))
-            }
+            None => Ok(default_ms),
+            Some(ms) if (1..=most).contains(&ms.value) => Ok(ms.value),
             Some(ms) => {
-                let what = format!("must be 1 to {WAIT_MS_MAX} ms");
+                let what = format!("must be 1 to {most} ms");
                 Err(self.refuse(field, ms.referenced, what))
             }
         }
@@ -482,6 +517,8 @@ pki:
         assert_eq!(config.ping_every, Duration::from_secs(10));
         assert_eq!(config.dead_after, Duration::from_secs(30));
         assert_eq!(config.drain_timeout, Duration::from_secs(60));
+        let (grace_ms, probe_ms) = (5_000, 5_000);
+        assert_eq!(config.patience, Patience { grace_ms, probe_ms });
         assert_eq!(config.provider_http.pool_idle, Duration::from_millis(3_500));
         let Security::Mutual {
             ca, cert, edge_id, ..
@@ -539,6 +576,14 @@ pki:
             (
                 "heartbeat: {ping_ms: 15001}\n",
                 ":10: heartbeat.dead_ms: must be at least twice heartbeat.ping_ms",
+            ),
+            (
+                "stall: {probe_ms: 10001}\n",
+                ":10: stall.probe_ms: must be 1 to 10000 ms",
+            ),
+            (
+                "stall: {close_grace_ms: 0}\n",
+                ":10: stall.close_grace_ms: must be 1 to 10000 ms",
             ),
             (
                 "log: {level: loud}\n",

@@ -1,27 +1,30 @@
-//! Drives one tunnel attempt: its machine, its provider call, its frames.
+//! Drives one attempt, run or tunnel: its machine, its provider call, its probe, its answer.
 //!
-//! Lives on: one task per attempt. View: one attempt. Bound: one item pending; frames of at most
+//! Lives on: one task per attempt. View: one attempt. Bound: one piece pending; messages of at most
 //! `BODY_FRAME_BYTES`, each enqueued only when the session's queue has room for it.
 //!
-//! Whatever it waits for (slot, provider, room in the queue), it wakes at once for a cancel, the
-//! session's end or its deadline. `[P-04]`
+//! Whatever it waits for (slot, provider, room in the queue, probe), it wakes at once for a cancel,
+//! the session's end or its deadline. `[P-04]`
+use core::future::Future;
+use core::num::NonZeroU64;
 use core::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use core::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use iop_control::node::Ticket;
 use iop_control::node::attempt::{
-    Attempt, Failure, Order, Output, Signals, Terminal, Timeouts, Verdict,
+    Attempt, Failure, Order, Patience, Signals, Terminal, Timeouts, Verdict,
 };
-use iop_proto::domain::{FrameKind, Message, TunnelFrame};
+use iop_control::node::{Observations, Ticket};
+use iop_proto::domain::HealthEvidence;
 use iop_proto::ids::Now;
-use iop_proto::legacy::ERROR_BYTES_MAX;
-use iop_proto::limits::BODY_FRAME_BYTES;
 use tokio::sync::{mpsc, watch};
 
-use crate::adapters::{Instance, StopBy};
+use crate::adapters::{Call, Instance, StopBy, Work};
+use crate::answer::{Completion, Identity, Part, Piece};
 use crate::clock::Clock;
-use crate::provider::{HttpCall, Item, ProviderError, ProviderRequest};
+use crate::observer::{Observed, Observer};
+use crate::provider::ProviderError;
 use crate::transport::Outbound;
 
 /// What an attempt tells the main task. At most one of each kind per attempt.
@@ -33,67 +36,95 @@ pub(crate) enum Report {
     Settled(Ticket),
 }
 
+/// The numbers of one session's health observations, for everything that runs in it. `[I5.8]`
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers(Arc<Mutex<Observations>>);
+
+impl Numbers {
+    /// The next one; taken in the step that decides the evidence.
+    pub(crate) fn draw(&self) -> NonZeroU64 {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.draw()
+    }
+}
+
 /// Everything one attempt needs.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) ticket: Ticket,
-    pub(crate) run_id: String,
+    pub(crate) identity: Identity,
     /// The hard deadline counts from here. `[A-53]`
     pub(crate) received: Now,
     pub(crate) timeouts: Timeouts,
+    pub(crate) patience: Patience,
     pub(crate) instance: Arc<Instance>,
-    pub(crate) request: ProviderRequest,
+    pub(crate) work: Work,
     pub(crate) clock: Clock,
     pub(crate) signals: watch::Receiver<Signals>,
     /// The session's bulk queue.
     pub(crate) bulk: mpsc::Sender<Outbound>,
+    /// `None` outside a session. `[R-150]`
+    pub(crate) numbers: Option<Numbers>,
+    pub(crate) observer: Observer,
     pub(crate) reports: mpsc::UnboundedSender<Report>,
 }
 
 /// Runs the attempt until its slot, its call and its terminal are done with.
 pub(crate) async fn run(job: Job) -> Ticket {
     let ticket = job.ticket;
-    let attempt = Attempt::new(job.received, job.timeouts);
+    let attempt = Attempt::new(job.received, job.timeouts, job.patience);
     let mut driver = Driver {
         attempt,
         ticket,
-        run_id: job.run_id,
+        identity: job.identity,
         instance: job.instance,
-        request: Some(job.request),
+        work: Some(job.work),
         clock: job.clock,
         signals: job.signals,
         bulk: Some(job.bulk),
+        numbers: job.numbers,
+        observer: job.observer,
         reports: job.reports,
         call: None,
+        probe: None,
         pending: None,
         detail: None,
+        completion: None,
     };
     driver.run().await;
     ticket
 }
 
+type Probe = Pin<Box<dyn Future<Output = HealthEvidence> + Send>>;
+
 struct Driver {
     attempt: Attempt,
     ticket: Ticket,
-    run_id: String,
+    identity: Identity,
     instance: Arc<Instance>,
-    request: Option<ProviderRequest>,
+    work: Option<Work>,
     clock: Clock,
     signals: watch::Receiver<Signals>,
     /// Given up as soon as nothing more is to be sent.
     bulk: Option<mpsc::Sender<Outbound>>,
+    numbers: Option<Numbers>,
+    observer: Observer,
     reports: mpsc::UnboundedSender<Report>,
-    call: Option<HttpCall>,
+    call: Option<Call>,
+    /// Independent of the call, its slot and its signals. `[R-124]`
+    probe: Option<Probe>,
     /// Received from the provider, not enqueued yet.
-    pending: Option<Item>,
+    pending: Option<Part>,
     detail: Option<&'static str>,
+    completion: Option<Completion>,
 }
 
 enum Woken {
     /// Signals or the clock changed.
     Look,
-    Item(Result<Option<Item>, ProviderError>),
-    /// The queue has room for one frame.
+    Piece(Result<Option<Piece>, ProviderError>),
+    Probed(HealthEvidence),
+    /// The queue has room for one message.
     Room(mpsc::OwnedPermit<Outbound>),
     /// The session's writer is gone; its end will be signalled.
     NoWriter,
@@ -113,12 +144,11 @@ impl Driver {
             }
             match self.wait().await {
                 Woken::Look => {}
-                Woken::Item(Ok(Some(item))) if self.attempt.is_undecided() => {
-                    self.pending = Some(item);
-                }
-                Woken::Item(Ok(Some(_))) => {} // drained: nobody wants it any more
-                Woken::Item(Ok(None)) => self.returned(Ok(()), &mut orders),
-                Woken::Item(Err(error)) => self.failed(error, &mut orders),
+                Woken::Piece(Ok(Some(piece))) if self.attempt.is_undecided() => self.take(piece),
+                Woken::Piece(Ok(Some(_))) => {} // drained: nobody wants it any more
+                Woken::Piece(Ok(None)) => self.returned(Ok(()), &mut orders),
+                Woken::Piece(Err(error)) => self.failed(error, &mut orders),
+                Woken::Probed(health) => self.probed(health, &mut orders),
                 Woken::Room(permit) => self.forward(permit),
                 Woken::NoWriter => self.bulk = None,
                 Woken::Orphaned => return,
@@ -141,8 +171,9 @@ impl Driver {
                 changed.map_or(Woken::Orphaned, |()| Woken::Look)
             }
             () = sleep_until(deadline) => Woken::Look,
+            health = finish(self.probe.as_mut()) => Woken::Probed(health),
             permit = reserve(room) => permit,
-            item = next(call) => Woken::Item(item),
+            piece = next(call) => Woken::Piece(piece),
         }
     }
 
@@ -153,8 +184,8 @@ impl Driver {
             next += 1;
             match order {
                 Order::Call => {
-                    let request = self.request.take().expect("one call per attempt");
-                    self.call = Some(self.instance.call(request));
+                    let work = self.work.take().expect("one call per attempt");
+                    self.call = Some(self.instance.call(work));
                 }
                 Order::Stop => match self.instance.stop_by {
                     StopBy::Abort => self.returned(Ok(()), orders),
@@ -165,12 +196,22 @@ impl Driver {
                         }
                     }
                 },
+                Order::Probe => {
+                    let target = self.identity.target.clone();
+                    self.probe = Some(Box::pin(probe(self.instance.clone(), target)));
+                }
+                Order::ProbeOver => self.probed(HealthEvidence::Unknown, orders),
+                Order::Observe(stall) => {
+                    let adapter = self.instance.name();
+                    self.observer.tell(Observed { adapter, stall });
+                }
                 Order::FreeSlot => self.report(Report::SlotFree(self.ticket)),
                 Order::Finish { sequence, terminal } => self.finish(sequence, terminal).await,
             }
         }
         orders.clear();
         if self.signals.borrow().ended {
+            self.probe = None;
             self.settled();
         }
     }
@@ -179,7 +220,7 @@ impl Driver {
     fn returned(&mut self, result: Result<(), Failure>, orders: &mut Vec<Order>) {
         self.call = None;
         self.pending = None;
-        self.attempt.returned(result, orders);
+        self.attempt.returned(self.clock.now(), result, orders);
     }
 
     fn failed(&mut self, error: ProviderError, orders: &mut Vec<Order>) {
@@ -193,43 +234,55 @@ impl Driver {
         self.returned(Err(failure), orders);
     }
 
-    /// Enqueues the pending item, or one frame of it.
-    fn forward(&mut self, permit: mpsc::OwnedPermit<Outbound>) {
-        let Some(item) = self.pending.take() else {
-            return;
-        };
-        let output = match item {
-            Item::Head { .. } => Output::Head,
-            Item::Body(_) => Output::Body,
-        };
-        let Verdict::Forward { sequence } = self.attempt.output(output) else {
-            return;
-        };
-        let mut frame = TunnelFrame::new(self.run_id.clone(), FrameKind::Body, sequence);
-        match item {
-            Item::Head { status, headers } => {
-                frame.kind = FrameKind::ResponseStart;
-                frame.status_code = status;
-                frame.headers = headers;
+    fn probed(&mut self, health: HealthEvidence, orders: &mut Vec<Order>) {
+        self.probe = None;
+        let numbers = self.numbers.as_ref();
+        let draw = || numbers.map(Numbers::draw);
+        self.attempt.probed(health, draw, orders);
+    }
+
+    fn take(&mut self, piece: Piece) {
+        match piece {
+            Piece::Part(part) => {
+                self.attempt.received();
+                self.pending = Some(part);
             }
-            Item::Body(mut chunk) => {
-                frame.body = chunk.split_to(chunk.len().min(BODY_FRAME_BYTES as usize));
-                if !chunk.is_empty() {
-                    self.pending = Some(Item::Body(chunk));
-                }
+            Piece::Progress => self.attempt.progressed(self.clock.now()),
+            Piece::Completion(completion) => {
+                self.attempt.progressed(self.clock.now());
+                self.completion = Some(completion);
             }
         }
-        permit.send(Outbound::one_way(Message::TunnelFrame(frame)));
+    }
+
+    /// Enqueues the pending part, or one message of it.
+    fn forward(&mut self, permit: mpsc::OwnedPermit<Outbound>) {
+        let Some(part) = self.pending.take() else {
+            return;
+        };
+        let (part, rest) = part.cut();
+        let verdict = self
+            .attempt
+            .output(self.clock.now(), part.output(), rest.is_some());
+        let Verdict::Forward { sequence } = verdict else {
+            return;
+        };
+        self.pending = rest;
+        let message = part.message(self.identity.run_id.clone(), sequence);
+        permit.send(Outbound::one_way(message));
     }
 
     async fn finish(&mut self, sequence: u64, terminal: Terminal) {
-        let frame = terminal_frame(self.run_id.clone(), sequence, terminal, self.detail);
+        let completion = self.completion.take();
+        let message = self
+            .identity
+            .terminal(sequence, terminal, self.detail, completion);
         if let Some(bulk) = self.bulk.clone() {
             let mut signals = self.signals.clone();
             tokio::select! {
                 biased;
                 permit = bulk.reserve_owned() => if let Ok(permit) = permit {
-                    permit.send(Outbound::one_way(Message::TunnelFrame(frame)));
+                    permit.send(Outbound::one_way(message));
                 },
                 _ = signals.wait_for(|signals| signals.ended) => {}
             }
@@ -267,7 +320,7 @@ async fn reserve(queue: Option<mpsc::Sender<Outbound>>) -> Woken {
 }
 
 /// A panic in the adapter is this attempt's failure and nobody else's. `[D-47]`
-async fn next(call: Option<&mut HttpCall>) -> Result<Option<Item>, ProviderError> {
+async fn next(call: Option<&mut Call>) -> Result<Option<Piece>, ProviderError> {
     match call {
         Some(call) => {
             let next = AssertUnwindSafe(call.next()).catch_unwind().await;
@@ -277,65 +330,19 @@ async fn next(call: Option<&mut HttpCall>) -> Result<Option<Item>, ProviderError
     }
 }
 
-/// The one last frame of a tunnel. `[R-109]`
-pub(crate) fn terminal_frame(
-    run_id: String,
-    sequence: u64,
-    terminal: Terminal,
-    detail: Option<&'static str>,
-) -> TunnelFrame {
-    let mut frame = TunnelFrame::new(run_id, FrameKind::End, sequence);
-    if let Terminal::Error(failure) = terminal {
-        frame.kind = FrameKind::Error;
-        frame.error = error_text(failure, detail);
+async fn finish(probe: Option<&mut Probe>) -> HealthEvidence {
+    match probe {
+        Some(probe) => probe.await,
+        None => core::future::pending().await,
     }
-    frame
 }
 
-/// Prefix of the table and, where there is one, a detail.
-pub(crate) fn error_text(failure: Failure, detail: Option<&'static str>) -> String {
-    let mut text = failure.prefix().to_owned();
-    if let Some(detail) = detail {
-        text.push_str(": ");
-        text.push_str(detail);
-    }
-    text.truncate(ERROR_BYTES_MAX);
-    text
+/// One probe of the exact target; a panic in it says nothing. `[D-47]` `[A-20]`
+pub(crate) async fn probe(instance: Arc<Instance>, target: String) -> HealthEvidence {
+    let probe = AssertUnwindSafe(instance.probe(&target)).catch_unwind();
+    probe.await.unwrap_or(HealthEvidence::Unknown)
 }
 
 #[cfg(test)]
-mod tests {
-    use iop_proto::legacy;
-
-    use super::*;
-
-    /// Proves [D-47].
-    #[tokio::test]
-    async fn d47_a_panic_in_an_adapter_is_a_failure_of_its_call() {
-        let mut call = HttpCall::panicking();
-        let error = next(Some(&mut call)).await.unwrap_err();
-        assert_eq!(error, ProviderError::Fault);
-        let text = error_text(Failure::Rejected, Some(error.detail()));
-        assert_eq!(text, "node rejected: internal error in the adapter");
-    }
-
-    #[test]
-    fn a_legacy_error_is_a_prefix_of_the_table_and_an_optional_detail() {
-        for failure in [
-            Failure::Provider,
-            Failure::Rejected,
-            Failure::Cancelled,
-            Failure::Deadline,
-            Failure::Draining,
-        ] {
-            let bare = error_text(failure, None);
-            assert_eq!(bare, failure.prefix());
-            let detailed = error_text(failure, Some("why"));
-            assert_eq!(detailed, format!("{bare}: why"));
-            assert_eq!(
-                legacy::reason(detailed.as_bytes()),
-                legacy::reason(bare.as_bytes())
-            );
-        }
-    }
-}
+#[path = "execution_tests.rs"]
+mod tests;

@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 mod adapters;
 mod agent;
+mod answer;
 mod clock;
 pub mod config;
 mod execution;
 mod identity;
+mod observer;
 mod provider;
 mod session;
 mod shutdown;

@@ -4,11 +4,12 @@
 use core::fmt;
 
 use iop_control::node::LinkId;
+use iop_control::node::attempt::{Rejection, Timeouts, boundary};
 use iop_control::node::supervisor::LinkEvent;
 use iop_proto::domain::{
-    ConfigRefreshRequest, ConfigRefreshResponse, GoAway, Message, Metadata, NodeCommandRequest,
-    NodeCommandResponse, NodeConfig, NodeReadyRequest, NodeReadyResponse, RefreshStatus,
-    RegisterRequest, RegisterResponse, RunRequest, TunnelRequest,
+    ConfigRefreshRequest, ConfigRefreshResponse, Credential, GoAway, Message, Metadata,
+    NodeCommandRequest, NodeCommandResponse, NodeConfig, NodeReadyRequest, NodeReadyResponse,
+    RefreshStatus, RegisterRequest, RegisterResponse, RunRequest, TunnelRequest,
 };
 use iop_proto::framing::{Envelope, Kind, MessageType};
 use iop_proto::limits::{NODE_BULK_QUEUE, NODE_CONTROL_QUEUE};
@@ -16,6 +17,8 @@ use iop_proto::map::decode_shared;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::answer::Family;
+use crate::execution::Numbers;
 use crate::transport::{self, INBOUND_QUEUE, Inbound, LinkConfig, LinkEnd, Outbound, Ports};
 
 /// Why this node ends a session. All of it is the Edge's doing and retryable. `[A-11]`
@@ -75,10 +78,57 @@ pub(crate) enum Meaning {
     /// Nothing, or nothing any more.
     Nothing,
     Progress(LinkEvent),
-    Tunnel(Box<TunnelRequest>),
-    Run(Box<RunRequest>),
+    Execute(Request),
     Cancel(String),
     Fault(Fault),
+}
+
+/// What an Edge asks to execute.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Tunnel(Box<TunnelRequest>),
+    Run(Box<RunRequest>),
+}
+
+impl Request {
+    pub(crate) const fn family(&self) -> Family {
+        match self {
+            Self::Tunnel(_) => Family::Tunnel,
+            Self::Run(_) => Family::Run,
+        }
+    }
+
+    pub(crate) fn run_id(&self) -> &str {
+        match self {
+            Self::Tunnel(request) => &request.run_id,
+            Self::Run(request) => &request.run_id,
+        }
+    }
+
+    pub(crate) fn adapter(&self) -> &str {
+        match self {
+            Self::Tunnel(request) => &request.adapter,
+            Self::Run(request) => &request.adapter,
+        }
+    }
+
+    pub(crate) fn target(&self) -> &str {
+        match self {
+            Self::Tunnel(request) => &request.target,
+            Self::Run(request) => &request.target,
+        }
+    }
+
+    /// The figures of the request, judged. `[R-114]` `[R-115]`
+    ///
+    /// # Errors
+    /// As [`boundary`].
+    pub(crate) fn boundary(&self) -> Result<Timeouts, Rejection> {
+        match self {
+            Self::Tunnel(it) => boundary(it.timeout, it.stall_timeout, &it.credential),
+            Self::Run(it) => boundary(it.timeout, it.stall_timeout, &Credential::None),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +162,8 @@ pub(crate) struct Session {
     config: Option<NodeConfig>,
     /// Unknown envelopes after registration; ignored. `[D-01]`
     pub(crate) unknown: u64,
+    /// Fresh with every connection. `[R-148]`
+    pub(crate) numbers: Numbers,
 }
 
 impl Session {
@@ -139,6 +191,7 @@ impl Session {
             node_id: String::new(),
             config: None,
             unknown: 0,
+            numbers: Numbers::default(),
         }
     }
 
@@ -235,8 +288,10 @@ impl Session {
             {
                 Err(Fault::BeforeReady(kind))
             }
-            Message::RunRequest(request) => Ok(Meaning::Run(Box::new(request))),
-            Message::TunnelRequest(request) => Ok(Meaning::Tunnel(Box::new(request))),
+            Message::RunRequest(request) => Ok(Meaning::Execute(Request::Run(Box::new(request)))),
+            Message::TunnelRequest(request) => {
+                Ok(Meaning::Execute(Request::Tunnel(Box::new(request))))
+            }
             Message::NodeCommandRequest(command) => self.command(id, command),
             Message::ConfigRefreshRequest(refresh) => self.refresh(id, refresh),
             // The Edge closes soon; this node goes on, and paces nothing. `[D-07]`

@@ -8,4 +8,5 @@ use super::Traits;
 /// Servers of unknown make: the node's own idle setting alone counts.
 pub(super) const TRAITS: Traits = Traits {
     pool_idle_max: Duration::MAX,
+    probe_path: "/v1/models",
 };

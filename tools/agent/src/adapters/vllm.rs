@@ -8,4 +8,5 @@ use super::Traits;
 /// Its HTTP server closes idle connections after 5 s; a request that meets the close is lost. `[P-42]`
 pub(super) const TRAITS: Traits = Traits {
     pool_idle_max: Duration::from_millis(3_500),
+    probe_path: "/v1/models",
 };

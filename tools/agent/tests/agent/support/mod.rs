@@ -11,6 +11,7 @@ use std::path::Path;
 
 use iop_agent::config::{EdgeAddress, ProviderHttp, Security};
 use iop_agent::{Exit, NodeConfig, ShutdownHandle};
+use iop_control::node::attempt::Patience;
 use iop_control::node::supervisor::Policy;
 use tokio::task::JoinHandle;
 
@@ -71,6 +72,7 @@ pub(crate) fn config(port: u16, security: Security) -> NodeConfig {
         ping_every: Duration::from_secs(10),
         dead_after: Duration::from_secs(30),
         drain_timeout: Duration::from_secs(10),
+        patience: Patience::default(),
         provider_http: ProviderHttp {
             connect_timeout: Duration::from_secs(5),
             pool_idle: Duration::from_millis(3_500),

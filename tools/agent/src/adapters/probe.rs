@@ -1,0 +1,129 @@
+//! Health probes: whether a server itself proves that it has one exact target. `[D-22]` `[D-49]`
+//!
+//! Lives on: the task that asks. View: one answer of one server. Bound: `PROBE_BYTES_MAX` of it; the
+//! caller bounds the time. Nothing here sends a header of a request, a credential or a body.
+use iop_proto::domain::HealthEvidence;
+use iop_proto::limits::PROBE_BYTES_MAX;
+use reqwest::header::HeaderMap;
+use reqwest::{Client, Method, Url};
+use serde::Deserialize;
+
+use crate::provider::{HttpCall, Item, ProviderError, ProviderRequest};
+
+/// What one probe found out; only proofs count. `[R-177]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// The exact target is there.
+    Present,
+    /// A whole, well-formed answer says that it is not.
+    Absent,
+    /// Nobody listens.
+    Refused,
+    /// Anything else: authentication, errors, redirects, what cannot be read.
+    Unsure,
+}
+
+impl Finding {
+    /// `known`: this server has shown this target to a probe before. Without that a probe that can
+    /// only deny would lower what no probe could ever raise again. `[D-22]` `[A-20]`
+    pub(super) const fn evidence(self, known: bool) -> HealthEvidence {
+        match self {
+            Self::Present => HealthEvidence::Available,
+            Self::Absent | Self::Refused if known => HealthEvidence::Unavailable,
+            Self::Absent | Self::Refused | Self::Unsure => HealthEvidence::Unknown,
+        }
+    }
+}
+
+/// `GET` of a list of models in OpenAI's form.
+pub(super) async fn models(client: Client, url: Url, target: &str) -> Finding {
+    let request = ProviderRequest {
+        method: Method::GET,
+        url,
+        headers: HeaderMap::new(),
+        body: bytes::Bytes::new(),
+    };
+    match answer(HttpCall::new(client, request)).await {
+        Ok((200, body)) => listed(&body, target),
+        Ok(_) => Finding::Unsure,
+        Err(ProviderError::Refused) => Finding::Refused,
+        Err(_) => Finding::Unsure,
+    }
+}
+
+/// Status and whole body of a short answer; of a longer one its beginning, which is no JSON.
+pub(super) async fn answer(mut call: HttpCall) -> Result<(i32, Vec<u8>), ProviderError> {
+    let (mut code, mut body) = (0, Vec::new());
+    while let Some(item) = call.next().await? {
+        match item {
+            Item::Head { status, .. } => code = status,
+            Item::Body(chunk) => body.extend_from_slice(&chunk),
+        }
+        if body.len() > PROBE_BYTES_MAX as usize {
+            return Err(ProviderError::Malformed);
+        }
+    }
+    Ok((code, body))
+}
+
+#[derive(Deserialize)]
+struct List {
+    data: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    id: String,
+}
+
+/// By the exact name: no prefix, no alias, no case. `[R-178]`
+fn listed(body: &[u8], target: &str) -> Finding {
+    match serde_json::from_slice::<List>(body) {
+        Ok(list) if list.data.iter().any(|entry| entry.id == target) => Finding::Present,
+        Ok(_) => Finding::Absent,
+        Err(_) => Finding::Unsure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Proves [R-178].
+    #[test]
+    fn r178_only_the_exact_name_is_present_and_only_a_whole_list_denies() {
+        let list = br#"{"object":"list","data":[{"id":"qwen3:8b-fp16","x":1},{"id":"b"}]}"#;
+        assert_eq!(listed(list, "qwen3:8b-fp16"), Finding::Present);
+        assert_eq!(listed(list, "b"), Finding::Present);
+        for other in ["qwen3:8b", "QWEN3:8B-FP16", "qwen3:8b-fp16 ", "", "B"] {
+            assert_eq!(listed(list, other), Finding::Absent, "{other}");
+        }
+        for at in 0..list.len() {
+            assert_eq!(listed(&list[..at], "b"), Finding::Unsure, "cut at {at}");
+        }
+        for odd in [
+            &br#"{"data":{}}"#[..],
+            br#"{"data":[{"name":"b"}]}"#,
+            br#"{"data":["b"]}"#,
+            br#"{"error":"loading"}"#,
+            b"<html>b</html>",
+        ] {
+            assert_eq!(listed(odd, "b"), Finding::Unsure);
+        }
+    }
+
+    /// Proves [R-177], [D-22].
+    #[test]
+    fn r177_nothing_but_a_proof_is_available_and_nothing_is_denied_that_was_never_shown() {
+        use HealthEvidence::{Available, Unavailable, Unknown};
+        for (finding, unknown, known) in [
+            (Finding::Present, Available, Available),
+            (Finding::Absent, Unknown, Unavailable),
+            (Finding::Refused, Unknown, Unavailable),
+            (Finding::Unsure, Unknown, Unknown),
+        ] {
+            assert_eq!(finding.evidence(false), unknown, "{finding:?}");
+            assert_eq!(finding.evidence(true), known, "{finding:?}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What runs: the way of a request through run entry and gate to an attempt of its own, and back.
+//!
+//! Lives on: the main task. View: every attempt of the process, of whatever session. Bound:
+//! `ATTEMPTS_MAX` attempts, as many refusals that wait for room in a writer queue.
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use iop_control::node::attempt::{Failure, Patience, Rejection, Signals, Timeouts};
+use iop_control::node::gate::{Entry, Gates};
+use iop_control::node::runs::{Refusal, Runs};
+use iop_control::node::{LinkId, Ticket};
+use iop_proto::domain::Message;
+use iop_proto::ids::Now;
+use iop_proto::limits::ATTEMPTS_MAX;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tracing::{debug, error};
+
+use crate::adapters::{Adapters, Instance, Work};
+use crate::answer::{Family, Identity, refusal};
+use crate::clock::Clock;
+use crate::execution::{self, Job, Report};
+use crate::observer::Observer;
+use crate::session::{Fault, Request, Session};
+use crate::transport::Outbound;
+
+/// A task that is over: an attempt with its ticket, or a refusal that was sent.
+pub(super) type Joined = Result<(tokio::task::Id, Option<Ticket>), JoinError>;
+
+/// What the main task knows of an attempt that is not over.
+#[derive(Debug)]
+struct Running {
+    link: LinkId,
+    run_id: String,
+    adapter: Arc<str>,
+    slot: Slot,
+    signals: watch::Sender<Signals>,
+    task: tokio::task::Id,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Waits,
+    Held,
+    Free,
+}
+
+/// What of a request its answer needs.
+struct Asked {
+    ticket: Ticket,
+    family: Family,
+    run_id: String,
+    target: String,
+    received: Now,
+}
+
+/// A request that may run as soon as its gate lets it.
+struct Admitted {
+    timeouts: Timeouts,
+    instance: Arc<Instance>,
+    work: Work,
+    slot: Slot,
+}
+
+/// All attempts, their ids and their slots.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    clock: Clock,
+    patience: Patience,
+    /// Of this process; what makes an attempt's id more than a count.
+    nonce: u64,
+    observer: Observer,
+    gates: Gates,
+    runs: Runs,
+    running: HashMap<Ticket, Running>,
+    /// Attempts, and refusals (no ticket) that wait for room in a writer queue.
+    pub(super) tasks: JoinSet<Option<Ticket>>,
+    reports_in: mpsc::UnboundedSender<Report>,
+    /// At most two per attempt.
+    pub(super) reports: mpsc::UnboundedReceiver<Report>,
+    /// New work is answered with `draining`. `[D-07]`
+    pub(super) refusing: bool,
+    /// Requests under the id of an open stream; dropped. `[D-52]`
+    duplicates: u64,
+}
+
+impl Attempts {
+    pub(super) fn new(clock: Clock, patience: Patience, nonce: u64) -> Self {
+        let (reports_in, reports) = mpsc::unbounded_channel();
+        Self {
+            clock,
+            patience,
+            nonce,
+            observer: Observer::log(),
+            gates: Gates::default(),
+            runs: Runs::default(),
+            running: HashMap::new(),
+            tasks: JoinSet::new(),
+            reports_in,
+            reports,
+            refusing: false,
+            duplicates: 0,
+        }
+    }
+
+    /// Attempts without a terminal.
+    pub(super) const fn open(&self) -> u32 {
+        self.runs.open()
+    }
+
+    /// Puts capacities in force; gates that are held outlive it. `[R-295]`
+    pub(super) fn configure<'a>(&mut self, capacities: impl IntoIterator<Item = (&'a str, u32)>) {
+        self.gates.configure(capacities);
+        self.grants();
+    }
+
+    /// Every attempt of the link ends without a word; those of other links notice nothing. `[R-199]`
+    pub(super) fn end_link(&mut self, link: LinkId) {
+        let tickets: Vec<_> = self.runs.of_link(link).collect();
+        for running in tickets.iter().filter_map(|ticket| self.running.get(ticket)) {
+            running.signals.send_modify(|signals| signals.ended = true);
+            self.runs.settled(link, &running.run_id);
+        }
+    }
+
+    pub(super) fn cancel(&self, link: LinkId, run_id: &str) {
+        let ticket = self.runs.find(link, run_id);
+        if let Some(running) = ticket.and_then(|ticket| self.running.get(&ticket)) {
+            let signals = &running.signals;
+            signals.send_modify(|signals| signals.cancelled = true);
+        }
+    }
+
+    /// Starts an attempt or refuses it with one terminal.
+    ///
+    /// # Errors
+    /// Too many refusals wait for room: the session is being flooded.
+    pub(super) fn execute(
+        &mut self,
+        session: &Session,
+        adapters: &Adapters,
+        request: Request,
+    ) -> Result<(), Fault> {
+        let Some(bulk) = session.bulk() else {
+            return Ok(()); // being closed
+        };
+        let (link, received) = (session.link, self.clock.now());
+        let (family, run_id) = (request.family(), request.run_id().to_owned());
+        // Checks come in this order: a taken id may never be answered with a terminal.
+        let ticket = match self.runs.take(link, &run_id) {
+            Ok(ticket) => ticket,
+            Err(Refusal::Open) => {
+                self.duplicates += 1;
+                let count = self.duplicates;
+                debug!(count, "request under an open run id dropped");
+                return Ok(());
+            }
+            Err(Refusal::Retained) => {
+                return self.reject(bulk, family, run_id, Rejection::RunRetained);
+            }
+            Err(Refusal::Full) => {
+                return self.reject(bulk, family, run_id, Rejection::AttemptsFull);
+            }
+        };
+        if self.refusing {
+            self.runs.remove(link, &run_id);
+            let draining = refusal(family, run_id, Failure::Draining, None);
+            return self.say(bulk, draining);
+        }
+        let target = request.target().to_owned();
+        let admitted = match self.admit(adapters, ticket, request) {
+            Ok(admitted) => admitted,
+            Err(rejection) => {
+                self.runs.remove(link, &run_id);
+                return self.reject(bulk, family, run_id, rejection);
+            }
+        };
+        let asked = Asked {
+            ticket,
+            family,
+            run_id,
+            target,
+            received,
+        };
+        self.start(session, bulk.clone(), asked, admitted);
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        session: &Session,
+        bulk: mpsc::Sender<Outbound>,
+        asked: Asked,
+        admitted: Admitted,
+    ) {
+        let granted = admitted.slot == Slot::Held;
+        let (signals, heard) = watch::channel(Signals {
+            granted,
+            ..Signals::default()
+        });
+        let adapter = admitted.instance.name();
+        let ticket = asked.ticket;
+        let identity = Identity {
+            family: asked.family,
+            run_id: asked.run_id.clone(),
+            attempt_id: format!("{:016x}-{}", self.nonce, ticket.get()),
+            adapter: adapter.as_ref().to_owned(),
+            target: asked.target,
+        };
+        let job = Job {
+            ticket,
+            identity,
+            received: asked.received,
+            timeouts: admitted.timeouts,
+            patience: self.patience,
+            instance: admitted.instance,
+            work: admitted.work,
+            clock: self.clock,
+            signals: heard,
+            bulk,
+            numbers: Some(session.numbers.clone()),
+            observer: self.observer.clone(),
+            reports: self.reports_in.clone(),
+        };
+        let task = self
+            .tasks
+            .spawn(async move { Some(execution::run(job).await) });
+        let running = Running {
+            link: session.link,
+            run_id: asked.run_id,
+            adapter,
+            slot: admitted.slot,
+            signals,
+            task: task.id(),
+        };
+        self.running.insert(ticket, running);
+    }
+
+    fn admit(
+        &mut self,
+        adapters: &Adapters,
+        ticket: Ticket,
+        request: Request,
+    ) -> Result<Admitted, Rejection> {
+        let timeouts = request.boundary()?;
+        let instance = adapters.get(request.adapter()).cloned();
+        let instance = instance.ok_or(Rejection::AdapterUnknown)?;
+        let work = match request {
+            Request::Tunnel(request) => instance.resolve_tunnel(*request)?,
+            Request::Run(request) => instance.resolve_run(*request)?,
+        };
+        let slot = match self.gates.enter(&instance.name(), ticket) {
+            Entry::Granted => Slot::Held,
+            Entry::Waits => Slot::Waits,
+            Entry::Full => return Err(Rejection::WaitingFull),
+            Entry::Unknown => return Err(Rejection::AdapterUnknown),
+        };
+        Ok(Admitted {
+            timeouts,
+            instance,
+            work,
+            slot,
+        })
+    }
+
+    fn reject(
+        &mut self,
+        bulk: &mpsc::Sender<Outbound>,
+        family: Family,
+        run_id: String,
+        rejection: Rejection,
+    ) -> Result<(), Fault> {
+        let message = refusal(family, run_id, Failure::Rejected, Some(rejection.detail()));
+        self.say(bulk, message)
+    }
+
+    /// One message and nothing else. The main task does not wait for room: when there is none, a
+    /// small task does, up to a bound.
+    fn say(&mut self, bulk: &mpsc::Sender<Outbound>, message: Message) -> Result<(), Fault> {
+        match bulk.try_send(Outbound::one_way(message)) {
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+            Err(mpsc::error::TrySendError::Full(outbound)) => {
+                if self.tasks.len() >= 2 * ATTEMPTS_MAX as usize {
+                    return Err(Fault::Flood);
+                }
+                let bulk = bulk.clone();
+                self.tasks.spawn(async move {
+                    // Closed: the session is over, and nobody is to be told.
+                    let _ = bulk.send(outbound).await;
+                    None
+                });
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn report(&mut self, report: Report) {
+        match report {
+            Report::SlotFree(ticket) => self.free_slot(ticket),
+            Report::Settled(ticket) => {
+                if let Some(running) = self.running.get(&ticket) {
+                    self.runs.settled(running.link, &running.run_id);
+                }
+            }
+        }
+    }
+
+    fn free_slot(&mut self, ticket: Ticket) {
+        let Some(running) = self.running.get_mut(&ticket) else {
+            return;
+        };
+        match core::mem::replace(&mut running.slot, Slot::Free) {
+            Slot::Held => self.gates.release(&running.adapter),
+            Slot::Waits => {
+                self.gates.leave(&running.adapter, ticket);
+            }
+            Slot::Free => {}
+        }
+        self.grants();
+    }
+
+    /// Tells each waiter whose turn came. One that is already over gives its slot back by itself.
+    fn grants(&mut self) {
+        while let Some(ticket) = self.gates.next_grant() {
+            let running = self.running.get_mut(&ticket);
+            let running = running.expect("a waiter leaves its gate before it is forgotten");
+            running.slot = Slot::Held;
+            let signals = &running.signals;
+            signals.send_modify(|signals| signals.granted = true);
+        }
+    }
+
+    /// A task ended.
+    ///
+    /// # Errors
+    /// It panicked: a bug of ours, whose lease only the session's end returns.
+    pub(super) fn joined(&mut self, joined: Joined) -> Result<(), Fault> {
+        match joined {
+            Ok((_, Some(ticket))) => self.forget(ticket),
+            Ok((_, None)) => {}
+            Err(panicked) => {
+                error!("an attempt's task panicked");
+                let mut running = self.running.iter();
+                let ticket = running.find(|(_, running)| running.task == panicked.id());
+                if let Some(ticket) = ticket.map(|(&ticket, _)| ticket) {
+                    self.forget(ticket);
+                }
+                return Err(Fault::Attempt);
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, ticket: Ticket) {
+        self.free_slot(ticket);
+        if let Some(running) = self.running.remove(&ticket) {
+            self.runs.remove(running.link, &running.run_id);
+        }
+    }
+}
