@@ -189,6 +189,10 @@ pub const HEALTH_PROBE_MS: u64 = 5_000;
 pub const STALL_JOIN_MS_MAX: u64 = 10_000;
 /// Read of a probe's answer: a list of many thousand models. `[D-49]`
 pub const PROBE_BYTES_MAX: u32 = 1024 * 1024;
+/// Probes of one agent that commands asked for, at once. `[D-29]`
+pub const COMMANDS_MAX: usize = 64;
+/// A look at the certificate files of an agent, ms. `[D-05]`
+pub const CREDENTIAL_CHECK_MS: u64 = 5_000;
 /// Targets of one adapter that its probes remember having found.
 pub const PROBED_TARGETS_MAX: usize = 1_024;
 

@@ -120,6 +120,12 @@ impl Gates {
         self.gates.get(adapter).map_or(0, |gate| gate.held)
     }
 
+    /// Adapters that no configuration names any more and whose last calls are not over.
+    pub fn draining(&self) -> impl Iterator<Item = &str> {
+        let gates = self.gates.iter().filter(|(_, gate)| !gate.configured);
+        gates.map(|(name, _)| name.as_str())
+    }
+
     /// Attempts that wait, over all gates.
     #[must_use]
     pub const fn waiting(&self) -> usize {
@@ -210,8 +216,10 @@ mod tests {
     fn s71_a_held_slot_counts_across_configurations() {
         let mut gates = gates(1);
         assert_eq!(gates.enter(A, Ticket(1)), Entry::Granted);
+        assert_eq!(gates.draining().next(), None);
         gates.configure([]);
         assert_eq!(gates.enter(A, Ticket(2)), Entry::Unknown);
+        assert_eq!(gates.draining().collect::<Vec<_>>(), [A]);
         gates.configure([(A, 1)]);
         assert_eq!(
             gates.enter(A, Ticket(3)),

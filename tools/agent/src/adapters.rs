@@ -109,6 +109,32 @@ impl fmt::Display for ApplyError {
     }
 }
 
+impl ApplyError {
+    /// Only a process with other limits could put it in force. `[R-263]`
+    pub(crate) const fn needs_restart(&self) -> bool {
+        matches!(self, Self::Descriptors { .. })
+    }
+
+    /// What the Edge may hear of it: nothing of this machine's files, addresses or limits.
+    pub(crate) fn redacted(&self) -> String {
+        match self {
+            Self::Descriptors { .. } => {
+                "more open files may be needed than this process may have".to_owned()
+            }
+            Self::Client { adapter, .. } => {
+                format!("adapter {adapter}: its HTTP client cannot be built")
+            }
+            Self::TooMany
+            | Self::Duplicate { .. }
+            | Self::Fault { .. }
+            | Self::Unsupported { .. }
+            | Self::BaseUrl { .. }
+            | Self::OnCancel { .. }
+            | Self::ProbePath { .. } => self.to_string(),
+        }
+    }
+}
+
 /// How a stopped call is stopped. `[D-21]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopBy {
@@ -299,6 +325,11 @@ impl Instance {
         self.name.clone()
     }
 
+    /// Name of its kind.
+    pub(crate) const fn kind(&self) -> &str {
+        self.adapter.kind.name()
+    }
+
     /// What a normalized run becomes at this kind of server. `[A-62]`
     ///
     /// # Errors
@@ -457,6 +488,11 @@ impl Adapters {
         let mut unnamed = unnamed.by_ref().filter(|it| it.adapter.name.is_empty());
         let only = unnamed.next();
         only.filter(|_| unnamed.next().is_none())
+    }
+
+    /// Resolved names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.instances.keys().map(String::as_str)
     }
 
     pub(crate) fn len(&self) -> usize {

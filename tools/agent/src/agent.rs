@@ -3,33 +3,38 @@
 //!
 //! Lives on: one task per process. View: the whole agent. Bound: one session; `ATTEMPTS_MAX` attempts.
 mod attempts;
+mod commands;
 
 use core::future::Future;
 use core::time::Duration;
+use std::sync::Arc;
 
 use iop_control::node::supervisor::{Action, Event, Exit, LinkEvent, Supervisor};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustls::ClientConfig;
 use rustls::pki_types::UnixTime;
-use tokio::sync::mpsc;
-use tokio::task::JoinError;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use self::attempts::{Attempts, Joined};
+use self::commands::Answer;
 use crate::adapters::{Adapters, Plans, descriptor_limit};
 use crate::clock::Clock;
 use crate::config::NodeConfig;
 use crate::execution::Report;
 use crate::identity;
+use crate::reload;
+use crate::requests::{Requests, Shutdowns};
 use crate::session::{Fault, Meaning, Session};
-use crate::shutdown::Shutdown;
 use crate::transport::{Inbound, LinkConfig, LinkEnd};
 
 /// Queued frames of a session that ends in order are written within this long.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// Runs one node agent until it ends. See [`crate::run`].
-pub(crate) async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
+pub(crate) async fn run(config: NodeConfig, requests: Requests) -> Exit {
     let supervisor = Supervisor::new(config.reconnect, millis(config.drain_timeout));
     let clock = Clock::start();
     let dice = SystemRandom::new();
@@ -47,6 +52,7 @@ pub(crate) async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
     let agent = Agent {
         config,
         link_config,
+        tls: watch::Sender::new(None),
         clock,
         supervisor,
         dice,
@@ -55,9 +61,10 @@ pub(crate) async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
         plans: None,
         adapters: Adapters::default(),
         attempts,
+        commands: JoinSet::new(),
         active: 0,
     };
-    agent.run(shutdown).await
+    agent.run(requests).await
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -70,13 +77,17 @@ enum Wake {
     FlushOver,
     Report(Report),
     Joined(Joined),
+    Probed(Result<Answer, JoinError>),
     Inbound(Inbound),
     Ended(Result<LinkEnd, JoinError>),
 }
 
 struct Agent {
     config: NodeConfig,
+    /// All but `tls`.
     link_config: LinkConfig,
+    /// What the next dial proves itself with; replaced as the files change. `[D-05]`
+    tls: watch::Sender<Option<Arc<ClientConfig>>>,
     clock: Clock,
     supervisor: Supervisor,
     dice: SystemRandom,
@@ -87,16 +98,25 @@ struct Agent {
     plans: Option<Plans>,
     adapters: Adapters,
     attempts: Attempts,
+    /// CAPABILITIES probes of the session.
+    commands: JoinSet<Answer>,
     /// As the supervisor knows it.
     active: u32,
 }
 
 impl Agent {
-    async fn run(mut self, mut shutdown: Shutdown) -> Exit {
+    async fn run(mut self, requests: Requests) -> Exit {
+        let Requests {
+            mut shutdown,
+            reloads,
+        } = requests;
         info!(node = %self.config.node_id, "node agent started");
+        let mut files = JoinSet::new(); // aborted with this run
         let valid = match identity::tls_config(&self.config.security, UnixTime::now()) {
             Ok(tls) => {
-                self.link_config.tls = tls;
+                self.tls.send_replace(tls);
+                let security = self.config.security.clone();
+                files.spawn(reload::follow(security, reloads, self.tls.clone()));
                 Event::Valid
             }
             Err(error) => {
@@ -124,6 +144,7 @@ impl Agent {
                     Ok(()) => self.active_changed(),
                     Err(fault) => self.fault(&fault),
                 },
+                Wake::Probed(answer) => self.probed(answer),
                 Wake::Inbound(inbound) => self.inbound(inbound),
                 Wake::Ended(end) => self.ended(end),
             };
@@ -138,7 +159,7 @@ impl Agent {
     }
 
     /// What a link received before it ended is handled before its end.
-    async fn wake(&mut self, shutdown: &mut Shutdown) -> Wake {
+    async fn wake(&mut self, shutdown: &mut Shutdowns) -> Wake {
         let deadline = self.supervisor.deadline().map(|at| self.clock.instant(at));
         let (inbound, task) = match &mut self.session {
             Some(session) => (Some(&mut session.inbound), Some(&mut session.task)),
@@ -151,6 +172,7 @@ impl Agent {
             () = sleep_until(self.flush_by) => Wake::FlushOver,
             Some(report) = self.attempts.reports.recv() => Wake::Report(report),
             Some(joined) = self.attempts.tasks.join_next_with_id() => Wake::Joined(joined),
+            Some(answer) = self.commands.join_next() => Wake::Probed(answer),
             Some(inbound) = receive(inbound) => Wake::Inbound(inbound),
             end = join(task) => Wake::Ended(end),
         }
@@ -174,7 +196,11 @@ impl Agent {
             Action::Dial(link) => {
                 debug!(link = link.get(), "dialling the edge");
                 self.attempts.refusing = false;
-                self.session = Some(Session::dial(link, self.link_config.clone()));
+                let config = LinkConfig {
+                    tls: self.tls.borrow().clone(),
+                    ..self.link_config.clone()
+                };
+                self.session = Some(Session::dial(link, config));
                 None
             }
             Action::Register => {
@@ -271,6 +297,7 @@ impl Agent {
         let session = self.session.take()?;
         self.flush_by = None;
         self.attempts.end_link(session.link);
+        self.commands.abort_all();
         match end {
             Ok(LinkEnd::Flushed) => debug!(link = session.link.get(), "link closed"),
             Ok(end) => warn!(link = session.link.get(), %end, "link lost"),
@@ -300,6 +327,8 @@ impl Agent {
                 self.attempts.cancel(link, &run_id);
                 None
             }
+            Meaning::Command(id, command) => self.command(id, *command),
+            Meaning::Refresh(id, request) => self.refresh(id, request),
             Meaning::Execute(request) => {
                 let session = self.session.as_ref()?;
                 match self.attempts.execute(session, &self.adapters, request) {

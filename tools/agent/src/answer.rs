@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_one_message_is_cut_between_characters() {
-        let text = format!("x{}", "\u{d55c}".repeat(BODY_FRAME_BYTES as usize / 3));
+        let text = format!("x{}", "\u{d55c}".repeat(BODY_FRAME_BYTES as usize / 3 + 1));
         let (first, rest) = Part::Delta(text.clone()).cut();
         let (Part::Delta(first), Some(Part::Delta(rest))) = (first, rest) else {
             panic!("a long delta is two")
@@ -280,7 +280,17 @@ mod tests {
         assert!(rest.is_none(), "the last length that fits");
     }
 
-    /// Proves, [R-127], [R-133].
+    /// The pair as it stands on the wire, each word behind its length.
+    fn assert_words(health: HealthEvidence, wire: &str) {
+        let words = match health {
+            HealthEvidence::Available => ["\u{9}available", "\u{f}request_stalled"],
+            HealthEvidence::Unavailable => ["\u{b}unavailable", "\u{12}provider_unhealthy"],
+            HealthEvidence::Unknown => ["\u{7}unknown", "\u{e}health_unknown"],
+        };
+        assert!(words.iter().all(|word| wire.contains(word)), "{health:?}");
+    }
+
+    /// Proves, [R-133], [R-135], [R-136], [R-137].
     #[test]
     fn r133_a_stall_says_its_evidence_in_the_failure_and_nothing_anywhere_else() {
         let keys = [
@@ -334,6 +344,7 @@ mod tests {
             // On the wire: exactly the allowlist, the number left out where there is none.
             let (_, bytes) = map::encode(&Message::RunEvent(event));
             let text = String::from_utf8_lossy(&bytes).into_owned();
+            assert_words(health, &text);
             for key in keys {
                 let present = key != "health_observation_seq" || observation.is_some();
                 assert_eq!(text.contains(key), present, "{key}");
@@ -347,7 +358,7 @@ mod tests {
         }
     }
 
-    /// Proves, [R-145].
+    /// Proves, [R-145], [R-146], [A-27].
     #[test]
     fn r145_no_other_terminal_carries_evidence() {
         let mut terminals = vec![Terminal::Complete];
@@ -371,6 +382,8 @@ mod tests {
                     Message::RunEvent(event) => {
                         assert_eq!(event.failure, None);
                         assert_eq!(event.error.is_empty(), event.kind == RunEventKind::Complete);
+                        let cancelled = terminal == Terminal::Error(Failure::Cancelled);
+                        assert_eq!(event.kind == RunEventKind::Cancelled, cancelled);
                     }
                     other => panic!("{other:?}"),
                 }

@@ -14,8 +14,9 @@ mod execution;
 mod identity;
 mod observer;
 mod provider;
+mod reload;
+mod requests;
 mod session;
-mod shutdown;
 mod transport;
 
 use std::process::ExitCode;
@@ -23,19 +24,19 @@ use std::process::ExitCode;
 pub use config::{ConfigError, NodeConfig, load};
 pub use identity::{CredentialError, check_credentials};
 pub use iop_control::node::supervisor::Exit;
-pub use shutdown::{Shutdown, ShutdownHandle, shutdown};
+pub use requests::{Handle, Requests, requests};
 
 /// Runs one node agent on the caller's runtime (time and I/O enabled) until it ends: local shutdown
 /// (code 0), an unusable local identity or the last allowed attempt (code 1). Needs no connection to
 /// start. `[R-057]` `[R-065]`
-pub async fn run(config: NodeConfig, shutdown: Shutdown) -> Exit {
+pub async fn run(config: NodeConfig, requests: Requests) -> Exit {
     // Another provider installed first serves as well; ours is the one the TLS to the Edge uses.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    agent::run(config, shutdown).await
+    agent::run(config, requests).await
 }
 
 /// Runs one node agent as this process: its own runtime, SIGTERM and SIGINT drain, a second one ends
-/// at once. Blocks until the end; the code is the process's. `[R-067]` `[R-069]`
+/// at once, SIGHUP reads the certificates again. Blocks until the end; the code is the process's. `[R-067]` `[R-069]`
 #[must_use]
 pub fn run_process(config: NodeConfig) -> ExitCode {
     ExitCode::from(run_blocking(config).code())
@@ -55,9 +56,9 @@ pub fn run_blocking(config: NodeConfig) -> Exit {
         }
     };
     let exit = runtime.block_on(async {
-        let (handle, shutdown) = shutdown();
+        let (handle, requests) = requests();
         tokio::select! {
-            exit = run(config, shutdown) => exit,
+            exit = run(config, requests) => exit,
             never = listen(handle) => match never {},
         }
     });
@@ -67,31 +68,33 @@ pub fn run_blocking(config: NodeConfig) -> Exit {
 }
 
 #[cfg(unix)]
-async fn listen(handle: ShutdownHandle) -> core::convert::Infallible {
+async fn listen(handle: Handle) -> core::convert::Infallible {
     use tokio::signal::unix::{SignalKind, signal};
-    let both = (
+    let all = (
         signal(SignalKind::terminate()),
         signal(SignalKind::interrupt()),
+        signal(SignalKind::hangup()),
     );
-    let (Ok(mut terminate), Ok(mut interrupt)) = both else {
+    let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = all else {
         tracing::warn!("signals cannot be listened to: SIGTERM ends at once");
         return core::future::pending().await;
     };
     loop {
         tokio::select! {
-            Some(()) = terminate.recv() => handle.request(),
-            Some(()) = interrupt.recv() => handle.request(),
+            Some(()) = terminate.recv() => handle.shut_down(),
+            Some(()) = interrupt.recv() => handle.shut_down(),
+            Some(()) = hangup.recv() => handle.reload(),
             else => return core::future::pending().await,
         }
     }
 }
 
 #[cfg(not(unix))]
-async fn listen(handle: ShutdownHandle) -> core::convert::Infallible {
+async fn listen(handle: Handle) -> core::convert::Infallible {
     loop {
         if tokio::signal::ctrl_c().await.is_err() {
             return core::future::pending().await;
         }
-        handle.request();
+        handle.shut_down();
     }
 }

@@ -41,8 +41,9 @@ impl Observer {
         let (queue, observations): (_, Receiver<Observed>) = sync_channel(OBSERVATIONS_QUEUED);
         let lost = Arc::new(AtomicU64::new(0));
         let counted = lost.clone();
-        let thread = std::thread::Builder::new().name("iop-observer".to_owned());
-        let started = thread.spawn(move || {
+        // Its lines go where those of the agent go.
+        let log = tracing::dispatcher::get_default(Clone::clone);
+        let show = move || {
             for observed in observations {
                 let before = counted.load(Ordering::Relaxed);
                 let shown = catch_unwind(AssertUnwindSafe(|| observe(&observed, before)));
@@ -50,7 +51,9 @@ impl Observer {
                     counted.fetch_add(1, Ordering::Relaxed);
                 }
             }
-        });
+        };
+        let thread = std::thread::Builder::new().name("iop-observer".to_owned());
+        let started = thread.spawn(move || tracing::dispatcher::with_default(&log, show));
         if let Err(error) = started {
             warn!(%error, "no thread for stall observations: they are counted only");
         }

@@ -1,40 +1,64 @@
-//! Local shutdown: asked for once it drains, asked for again it ends at once. `[D-07]` `[D-55]`
+//! What is asked of a running agent from outside: to shut down, to read its certificates again.
 //!
-//! Lives on: whoever may stop the agent, and its main task. Bound: one counter.
+//! Lives on: whoever may ask, the agent's main task and the one that follows the files. Bound: two
+//! counters.
 use tokio::sync::watch;
 
-/// Asks an agent to stop. Clones ask the same agent.
+/// Asks one agent. Clones ask the same one.
 #[derive(Clone, Debug)]
-pub struct ShutdownHandle {
-    requests: watch::Sender<u32>,
+pub struct Handle {
+    shutdown: watch::Sender<u32>,
+    reload: watch::Sender<u32>,
 }
 
 /// What [`crate::run`] listens to.
 #[derive(Debug)]
-pub struct Shutdown {
+pub struct Requests {
+    pub(crate) shutdown: Shutdowns,
+    pub(crate) reloads: Reloads,
+}
+
+/// Each call counts: the first drains, the second ends at once. `[D-07]` `[D-55]`
+#[derive(Debug)]
+pub(crate) struct Shutdowns {
     requests: watch::Receiver<u32>,
     taken: u32,
 }
 
-/// A handle and what it stops.
+/// Any number of calls since the last look is one. `[D-05]`
+#[derive(Debug)]
+pub(crate) struct Reloads(watch::Receiver<u32>);
+
+/// A handle and what it asks.
 #[must_use]
-pub fn shutdown() -> (ShutdownHandle, Shutdown) {
-    let (sender, requests) = watch::channel(0);
-    (
-        ShutdownHandle { requests: sender },
-        Shutdown { requests, taken: 0 },
-    )
+pub fn requests() -> (Handle, Requests) {
+    let (shutdown, shutdowns) = watch::channel(0);
+    let (reload, reloads) = watch::channel(0);
+    let requests = Requests {
+        shutdown: Shutdowns {
+            requests: shutdowns,
+            taken: 0,
+        },
+        reloads: Reloads(reloads),
+    };
+    (Handle { shutdown, reload }, requests)
 }
 
-impl ShutdownHandle {
+impl Handle {
     /// The first call begins a drain, the second ends the process, more change nothing.
-    pub fn request(&self) {
-        self.requests
+    pub fn shut_down(&self) {
+        self.shutdown
             .send_modify(|count| *count = count.saturating_add(1));
+    }
+
+    /// Certificate, key and trust bundle are read again, whether they seem changed or not.
+    pub fn reload(&self) {
+        self.reload
+            .send_modify(|count| *count = count.wrapping_add(1));
     }
 }
 
-impl Shutdown {
+impl Shutdowns {
     /// Returns once per request; never again once every handle is gone. Cancel-safe.
     pub(crate) async fn requested(&mut self) {
         let taken = self.taken;
@@ -47,5 +71,14 @@ impl Shutdown {
             core::future::pending::<()>().await;
         }
         self.taken += 1;
+    }
+}
+
+impl Reloads {
+    /// Returns after a request; never again once every handle is gone. Cancel-safe.
+    pub(crate) async fn requested(&mut self) {
+        if self.0.changed().await.is_err() {
+            core::future::pending::<()>().await;
+        }
     }
 }

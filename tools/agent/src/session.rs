@@ -7,15 +7,16 @@ use iop_control::node::LinkId;
 use iop_control::node::attempt::{Rejection, Timeouts, boundary};
 use iop_control::node::supervisor::LinkEvent;
 use iop_proto::domain::{
-    ConfigRefreshRequest, ConfigRefreshResponse, Credential, GoAway, Message, Metadata,
-    NodeCommandRequest, NodeCommandResponse, NodeConfig, NodeReadyRequest, NodeReadyResponse,
-    RefreshStatus, RegisterRequest, RegisterResponse, RunRequest, TunnelRequest,
+    ConfigRefreshRequest, Credential, GoAway, Message, NodeCommandRequest, NodeConfig,
+    NodeReadyRequest, NodeReadyResponse, RegisterRequest, RegisterResponse, RunRequest,
+    TunnelRequest,
 };
 use iop_proto::framing::{Envelope, Kind, MessageType};
 use iop_proto::limits::{NODE_BULK_QUEUE, NODE_CONTROL_QUEUE};
 use iop_proto::map::decode_shared;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::answer::Family;
 use crate::execution::Numbers;
@@ -80,6 +81,9 @@ pub(crate) enum Meaning {
     Progress(LinkEvent),
     Execute(Request),
     Cancel(String),
+    /// Under an envelope id that the answer names. `[R-254]`
+    Command(u64, Box<NodeCommandRequest>),
+    Refresh(u64, ConfigRefreshRequest),
     Fault(Fault),
 }
 
@@ -162,6 +166,8 @@ pub(crate) struct Session {
     config: Option<NodeConfig>,
     /// Unknown envelopes after registration; ignored. `[D-01]`
     pub(crate) unknown: u64,
+    /// When the Edge acknowledged the node as ready.
+    pub(crate) since: Option<Instant>,
     /// Fresh with every connection. `[R-148]`
     pub(crate) numbers: Numbers,
 }
@@ -191,6 +197,7 @@ impl Session {
             node_id: String::new(),
             config: None,
             unknown: 0,
+            since: None,
             numbers: Numbers::default(),
         }
     }
@@ -233,6 +240,11 @@ impl Session {
     pub(crate) fn go_away(&self, grace_ms: u64) -> Result<(), Fault> {
         let grace_ms = u32::try_from(grace_ms).unwrap_or(u32::MAX);
         self.send(Outbound::one_way(Message::GoAway(GoAway { grace_ms })))
+    }
+
+    /// Answers a request that came under `id`.
+    pub(crate) fn reply(&self, id: u64, message: Message) -> Result<(), Fault> {
+        self.send(Outbound::reply(id, message))
     }
 
     fn ask(&mut self, message: Message) -> Result<u64, Fault> {
@@ -292,8 +304,8 @@ impl Session {
             Message::TunnelRequest(request) => {
                 Ok(Meaning::Execute(Request::Tunnel(Box::new(request))))
             }
-            Message::NodeCommandRequest(command) => self.command(id, command),
-            Message::ConfigRefreshRequest(refresh) => self.refresh(id, refresh),
+            Message::NodeCommandRequest(command) => Ok(Meaning::Command(id, Box::new(command))),
+            Message::ConfigRefreshRequest(refresh) => Ok(Meaning::Refresh(id, refresh)),
             // The Edge closes soon; this node goes on, and paces nothing. `[D-07]`
             Message::GoAway(_) | Message::Window(_) | Message::Ping(_) | Message::Pong(_) => {
                 Ok(Meaning::Nothing)
@@ -338,34 +350,7 @@ impl Session {
             });
         }
         self.phase = Phase::Serving;
+        self.since = Some(Instant::now());
         Ok(Meaning::Progress(LinkEvent::Ready))
-    }
-
-    /// This version serves no command yet; an answer always comes. `[D-57]`
-    fn command(&self, id: u64, command: NodeCommandRequest) -> Result<Meaning, Fault> {
-        let NodeCommandRequest {
-            command_id, kind, ..
-        } = command;
-        let answer = NodeCommandResponse {
-            command_id,
-            kind,
-            error: "unsupported command".to_owned(),
-            result: Metadata::new(),
-        };
-        let message = Message::NodeCommandResponse(answer);
-        self.send(Outbound::reply(id, message))?;
-        Ok(Meaning::Nothing)
-    }
-
-    /// A new configuration takes a new registration in this version: the answer says so. `[R-263]`
-    fn refresh(&self, id: u64, refresh: ConfigRefreshRequest) -> Result<Meaning, Fault> {
-        let answer = ConfigRefreshResponse {
-            request_id: refresh.request_id,
-            status: RefreshStatus::RestartRequired,
-            message: "this node applies configuration when it registers".to_owned(),
-        };
-        let message = Message::ConfigRefreshResponse(answer);
-        self.send(Outbound::reply(id, message))?;
-        Ok(Meaning::Nothing)
     }
 }

@@ -9,7 +9,6 @@ use iop_control::node::attempt::{Failure, Patience, Rejection, Signals, Timeouts
 use iop_control::node::gate::{Entry, Gates};
 use iop_control::node::runs::{Refusal, Runs};
 use iop_control::node::{LinkId, Ticket};
-use iop_proto::domain::Message;
 use iop_proto::ids::Now;
 use iop_proto::limits::ATTEMPTS_MAX;
 use tokio::sync::{mpsc, watch};
@@ -75,6 +74,8 @@ pub(super) struct Attempts {
     running: HashMap<Ticket, Running>,
     /// Attempts, and refusals (no ticket) that wait for room in a writer queue.
     pub(super) tasks: JoinSet<Option<Ticket>>,
+    /// Of `tasks`: messages that wait for room.
+    waiting: u32,
     reports_in: mpsc::UnboundedSender<Report>,
     /// At most two per attempt.
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
@@ -96,6 +97,7 @@ impl Attempts {
             runs: Runs::default(),
             running: HashMap::new(),
             tasks: JoinSet::new(),
+            waiting: 0,
             reports_in,
             reports,
             refusing: false,
@@ -165,7 +167,7 @@ impl Attempts {
         if self.refusing {
             self.runs.remove(link, &run_id);
             let draining = refusal(family, run_id, Failure::Draining, None);
-            return self.say(bulk, draining);
+            return self.say(bulk, Outbound::one_way(draining));
         }
         let target = request.target().to_owned();
         let admitted = match self.admit(adapters, ticket, request) {
@@ -271,27 +273,43 @@ impl Attempts {
         rejection: Rejection,
     ) -> Result<(), Fault> {
         let message = refusal(family, run_id, Failure::Rejected, Some(rejection.detail()));
-        self.say(bulk, message)
+        self.say(bulk, Outbound::one_way(message))
     }
 
-    /// One message and nothing else. The main task does not wait for room: when there is none, a
-    /// small task does, up to a bound.
-    fn say(&mut self, bulk: &mpsc::Sender<Outbound>, message: Message) -> Result<(), Fault> {
-        match bulk.try_send(Outbound::one_way(message)) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(outbound)) => {
-                if self.tasks.len() >= 2 * ATTEMPTS_MAX as usize {
-                    return Err(Fault::Flood);
-                }
-                let bulk = bulk.clone();
-                self.tasks.spawn(async move {
-                    // Closed: the session is over, and nobody is to be told.
-                    let _ = bulk.send(outbound).await;
-                    None
-                });
-                Ok(())
+    /// One message of the main task, which does not wait for room: when there is none, a small task
+    /// does, up to a bound, and later messages stay behind it.
+    ///
+    /// # Errors
+    /// Too many wait already.
+    pub(super) fn say(
+        &mut self,
+        bulk: &mpsc::Sender<Outbound>,
+        message: Outbound,
+    ) -> Result<(), Fault> {
+        let message = if self.waiting > 0 {
+            message
+        } else {
+            match bulk.try_send(message) {
+                Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
+                Err(mpsc::error::TrySendError::Full(message)) => message,
             }
+        };
+        if self.waiting >= ATTEMPTS_MAX {
+            return Err(Fault::Flood);
         }
+        self.waiting += 1;
+        let bulk = bulk.clone();
+        self.tasks.spawn(async move {
+            // Closed: the session is over, and nobody is to be told.
+            let _ = bulk.send(message).await;
+            None
+        });
+        Ok(())
+    }
+
+    /// Adapters that only calls of an earlier configuration still use.
+    pub(super) fn draining(&self) -> impl Iterator<Item = &str> {
+        self.gates.draining()
     }
 
     pub(super) fn report(&mut self, report: Report) {
@@ -337,7 +355,7 @@ impl Attempts {
     pub(super) fn joined(&mut self, joined: Joined) -> Result<(), Fault> {
         match joined {
             Ok((_, Some(ticket))) => self.forget(ticket),
-            Ok((_, None)) => {}
+            Ok((_, None)) => self.waiting -= 1,
             Err(panicked) => {
                 error!("an attempt's task panicked");
                 let mut running = self.running.iter();

@@ -1,6 +1,6 @@
 //! Who the Edge must be, what is said in which order, and what ends a session before it serves.
 use iop_agent::config::Security;
-use iop_agent::shutdown;
+use iop_agent::requests;
 use iop_control::node::supervisor::Policy;
 use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
@@ -437,7 +437,7 @@ async fn d57_commands_and_refreshes_are_answered_under_their_ids() {
         panic!("{answer:?}")
     };
     assert_eq!(refresh.request_id, "f1");
-    assert_eq!(refresh.status, RefreshStatus::RestartRequired);
+    assert_eq!(refresh.status, RefreshStatus::Failed);
 }
 
 /// Proves, [R-010].
@@ -489,8 +489,8 @@ async fn r062_an_unusable_local_identity_ends_the_process_without_a_dial() {
             edge_id: edge_id.clone(),
         };
         let port = edge.listener.local_addr().unwrap().port();
-        let (_handle, requests) = shutdown();
-        let exit = within("the exit", iop_agent::run(config(port, security), requests)).await;
+        let (_handle, asked) = requests();
+        let exit = within("the exit", iop_agent::run(config(port, security), asked)).await;
         assert_eq!(exit.code(), 1);
     }
     let dialled = futures_util::FutureExt::now_or_never(edge.listener.accept());

@@ -1,8 +1,12 @@
 //! The agent over real sockets, between a scripted Edge and a scripted provider.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod commands;
 mod handshake;
 mod process;
+mod refresh;
+mod reload;
+mod stall;
 mod stream;
 mod supervision;
 mod support;

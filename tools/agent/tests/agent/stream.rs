@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-use iop_proto::domain::Adapter;
+use iop_proto::domain::{Adapter, Message, Ping};
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::edge::{Answer, Edge, adapter, payload, tunnel};
@@ -268,4 +268,35 @@ async fn an_https_provider_is_reached_under_a_configured_root_and_refused_under_
             assert_eq!(answer.error(), "provider unreachable: cannot connect");
         }
     }
+}
+
+#[tokio::test]
+async fn a_long_body_delays_no_heartbeat() {
+    let provider = Provider::start().await;
+    let edge = Edge::start().await;
+    let _agent = Agent::start(edge.config());
+    let mut conn = edge.ready(payload(vec![adapter(provider.port(), 4)])).await;
+    conn.open(tunnel("r", b"{}")).await;
+    let mut call = provider.request().await;
+    let size = 64 * 1024 * 1024;
+    let writer = tokio::spawn(async move { call.answer("200 OK", &vec![7; size]).await });
+    let mut answer = Answer::default();
+    answer.take(conn.frame().await);
+    for seq in 1..=8 {
+        conn.send(0, Message::Ping(Ping { seq })).await;
+        while conn.pongs.len() < usize::try_from(seq).unwrap() {
+            answer.take(conn.frame().await);
+        }
+        // Far less than the whole body lies between a ping and its pong.
+        assert!(
+            answer.body.len() < size / 2,
+            "pong {seq} behind {}",
+            answer.body.len()
+        );
+    }
+    while answer.terminal.is_none() {
+        answer.take(conn.frame().await);
+    }
+    assert!(answer.is_complete() && answer.body.len() == size);
+    within("the provider", writer).await.unwrap();
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::support::edge::{Answer, Edge, adapter, payload, tunnel};
 use crate::support::provider::Provider;
-use crate::support::{Agent, within};
+use crate::support::{Agent, Log, within};
 
 fn limited(interval: i64, attempts: i64) -> Policy {
     Policy::new(Some(interval), Some(attempts), Some(0.0)).unwrap()
@@ -71,14 +71,14 @@ async fn shutdown_ends_every_state_without_a_session_with_code_zero() {
     let agent = Agent::start(edge.config());
     let silent = edge.dialled().await;
     let begun = Instant::now();
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert_eq!(agent.exit().await.code(), 0);
     drop(silent);
     // Registered, no answer.
     let agent = Agent::start(edge.config());
     let mut conn = edge.accept().await;
     conn.message().await;
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert_eq!(agent.exit().await.code(), 0);
     conn.closed().await;
     // Ready asked, no answer.
@@ -86,14 +86,14 @@ async fn shutdown_ends_every_state_without_a_session_with_code_zero() {
     let mut conn = edge.accept().await;
     conn.register(payload(vec![])).await;
     conn.ready_request().await;
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert_eq!(agent.exit().await.code(), 0);
     // Between two attempts; on the last one it is still no exhaustion.
     let mut config = edge.config();
     config.reconnect = limited(3_600, 2);
     let agent = Agent::start(config);
     drop(edge.dialled().await);
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert_eq!(agent.exit().await.code(), 0);
     assert!(begun.elapsed() < quick);
 }
@@ -114,7 +114,7 @@ async fn d07_a_drain_announces_itself_serves_on_then_refuses_and_ends_when_idle(
         .await;
     conn.open(tunnel("old", b"{}")).await;
     let mut old = provider.request().await;
-    agent.shutdown.request();
+    agent.handle.shut_down();
     let notice = conn.message().await;
     assert!(matches!(notice.message, Message::GoAway(away) if away.grace_ms == 10_000));
     // For a second everything is served; then every new request is one error terminal.
@@ -144,18 +144,19 @@ async fn d07_a_drain_announces_itself_serves_on_then_refuses_and_ends_when_idle(
     assert_eq!(agent.exit().await.code(), 0);
 }
 
+/// Proves [D-55].
 #[tokio::test]
-async fn a_second_signal_ends_at_once_and_closes_what_is_open() {
+async fn d55_a_second_signal_ends_at_once_and_closes_what_is_open() {
     let provider = Provider::start().await;
     let edge = Edge::start().await;
     let agent = Agent::start(edge.config());
     let mut conn = edge.ready(payload(vec![adapter(provider.port(), 8)])).await;
     conn.open(tunnel("r", b"{}")).await;
     let mut call = provider.request().await;
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert!(matches!(conn.message().await.message, Message::GoAway(_)));
     let begun = Instant::now();
-    agent.shutdown.request();
+    agent.handle.shut_down();
     assert_eq!(agent.exit().await.code(), 0);
     conn.closed().await;
     call.gone().await;
@@ -266,7 +267,7 @@ async fn frames_of_a_drained_session_are_flushed_before_it_closes() {
     let mut conn = edge.ready(payload(vec![adapter(provider.port(), 1)])).await;
     conn.open(tunnel("r", b"{}")).await;
     let mut call = provider.request().await;
-    agent.shutdown.request();
+    agent.handle.shut_down();
     let body = vec![7; 3_000_000];
     call.answer("200 OK", &body).await;
     let mut answer = Answer::default();
@@ -281,4 +282,86 @@ async fn frames_of_a_drained_session_are_flushed_before_it_closes() {
     assert!(answer.is_complete() && answer.body == body);
     conn.closed().await;
     assert_eq!(agent.exit().await.code(), 0);
+}
+
+/// Proves [R-057], [R-066].
+#[tokio::test]
+async fn r057_an_agent_starts_without_an_edge_and_serves_when_one_comes() {
+    let (log, _guard) = Log::capture();
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = nobody.local_addr().unwrap().port();
+    drop(nobody);
+    let mut config = Edge::plaintext().await.config();
+    config.edge.port = port;
+    config.reconnect = Policy::new(Some(1), Some(0), Some(0.0)).unwrap();
+    let begun = Instant::now();
+    let agent = Agent::start(config);
+    log.wait("node agent started", 1).await;
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    log.wait("link lost", 3).await;
+    assert!(agent.is_running());
+    let edge = Edge::plaintext_on(port).await;
+    let mut conn = edge.ready(payload(vec![])).await;
+    conn.send(0, Message::Ping(Ping { seq: 9 })).await;
+    conn.until("a pong of the same process", |conn| conn.pongs == [9])
+        .await;
+    assert_eq!(log.count("node agent started"), 1);
+}
+
+/// Proves [R-058], [I4.1].
+#[tokio::test]
+async fn r058_one_supervisor_dials_one_connection_at_a_time_over_many_sessions() {
+    let edge = Edge::plaintext().await;
+    let _agent = Agent::start(edge.config());
+    for _ in 0..50 {
+        let mut conn = edge.ready(payload(vec![])).await;
+        conn.send(0, Message::Ping(Ping { seq: 1 })).await;
+        conn.until("a pong", |conn| conn.pongs == [1]).await;
+        let second = futures_util::FutureExt::now_or_never(edge.listener.accept());
+        assert!(second.is_none(), "a second dial beside a live session");
+    }
+}
+
+/// Proves [D-53].
+#[tokio::test]
+async fn d53_the_interval_runs_from_the_end_of_a_session_to_the_next_dial() {
+    let edge = Edge::plaintext().await;
+    let mut config = edge.config();
+    config.reconnect = limited(1, 5);
+    let _agent = Agent::start(config);
+    let conn = edge.ready(payload(vec![])).await;
+    // A session longer than the interval: the dial does not follow its end at once.
+    let longer = tokio::time::timeout(Duration::from_millis(1_300), edge.listener.accept());
+    assert!(longer.await.is_err(), "a dial beside a live session");
+    drop(conn);
+    let lost_at = Instant::now();
+    drop(edge.dialled().await);
+    let waited = lost_at.elapsed().as_secs_f64();
+    assert!((0.95..3.0).contains(&waited), "{waited}");
+}
+
+/// Proves [S-48].
+#[tokio::test]
+async fn s48_a_shutdown_that_meets_a_dial_leaves_no_register_request_and_no_socket() {
+    let edge = Edge::plaintext().await;
+    for turns in 0..12 {
+        let agent = Agent::start(edge.config());
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+        agent.handle.shut_down();
+        assert_eq!(agent.exit().await, Exit::Shutdown);
+        while let Some(Ok((mut stream, _))) =
+            futures_util::FutureExt::now_or_never(edge.listener.accept())
+        {
+            let mut heard = vec![];
+            let read = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut heard);
+            let _ = within("the end of the socket", read).await;
+            let preface = iop_proto::limits::PLAINTEXT_PREFACE.len();
+            assert!(heard.len() <= preface, "{heard:?}");
+        }
+    }
+    let _agent = Agent::start(edge.config());
+    let registers = edge.accept().await.message().await;
+    assert!(matches!(registers.message, Message::RegisterRequest(_)));
 }

@@ -312,8 +312,9 @@ fn illegal() -> Vec<(TunnelRequest, &'static str)> {
     ]
 }
 
+/// Proves, [R-115].
 #[tokio::test]
-async fn what_no_request_may_say_is_one_error_terminal_and_no_call() {
+async fn r114_what_no_request_may_say_is_one_error_terminal_and_no_call() {
     let mut world = world(4).await;
     for (request, detail) in illegal() {
         world.conn.open(request).await;

@@ -42,6 +42,15 @@ impl Edge {
         Self::listen(None, Security::Plaintext, None).await
     }
 
+    /// On a port that somebody dials already.
+    pub(crate) async fn plaintext_on(port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        Self {
+            listener,
+            ..Self::plaintext().await
+        }
+    }
+
     pub(crate) async fn listen(
         tls: Option<rustls::ServerConfig>,
         security: Security,
@@ -55,6 +64,11 @@ impl Edge {
             security,
             _pki: pki,
         }
+    }
+
+    /// From the next handshake on it presents, and demands, what `tls` says.
+    pub(crate) fn present(&mut self, tls: rustls::ServerConfig) {
+        self.tls = Some(tokio_rustls::TlsAcceptor::from(Arc::new(tls)));
     }
 
     /// What an agent needs to find this Edge.

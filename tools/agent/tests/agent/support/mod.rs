@@ -8,9 +8,10 @@ pub(crate) mod provider;
 use core::future::Future;
 use core::time::Duration;
 use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use iop_agent::config::{EdgeAddress, ProviderHttp, Security};
-use iop_agent::{Exit, NodeConfig, ShutdownHandle};
+use iop_agent::{Exit, Handle, NodeConfig};
 use iop_control::node::attempt::Patience;
 use iop_control::node::supervisor::Policy;
 use tokio::task::JoinHandle;
@@ -28,15 +29,15 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
 
 /// An agent running on the test's own runtime.
 pub(crate) struct Agent {
-    pub(crate) shutdown: ShutdownHandle,
+    pub(crate) handle: Handle,
     task: JoinHandle<Exit>,
 }
 
 impl Agent {
     pub(crate) fn start(config: NodeConfig) -> Self {
-        let (shutdown, requests) = iop_agent::shutdown();
+        let (handle, requests) = iop_agent::requests();
         let task = tokio::spawn(iop_agent::run(config, requests));
-        Self { shutdown, task }
+        Self { handle, task }
     }
 
     pub(crate) async fn exit(mut self) -> Exit {
@@ -51,6 +52,57 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// What this thread logs from here on, at the most verbose level; a clone reads along.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Until the guard goes.
+    pub(crate) fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
+        // With one subscriber alone, a line that another test's thread reaches first is judged by that
+        // thread, which has none, and stays off for all.
+        static SECOND: OnceLock<tracing::Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| tracing_subscriber::fmt().with_writer(std::io::sink).into());
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        (log, tracing::subscriber::set_default(subscriber))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
+    pub(crate) fn count(&self, words: &str) -> usize {
+        self.text().matches(words).count()
+    }
+
+    /// Waits until `words` were logged `count` times.
+    pub(crate) async fn wait(&self, words: &str, count: usize) {
+        let seen = async {
+            while self.count(words) < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within(words, seen).await;
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -103,6 +103,17 @@ impl Pki {
         (certificate.der().clone(), key, certificate.pem())
     }
 
+    /// Text of the node's certificate, its key and the roots, as another place would hold them.
+    pub(crate) fn material(&self, leaf: &Leaf) -> [(&'static str, String); 3] {
+        let (_, key, pem) = self.leaf(leaf);
+        let roots = std::fs::read_to_string(self.directory.join("ca.pem")).unwrap();
+        [
+            ("node.pem", pem),
+            ("node.key", key.serialize_pem()),
+            ("ca.pem", roots),
+        ]
+    }
+
     /// The node's side: its files, and the Edge it expects.
     pub(crate) fn node(&self, leaf: &Leaf) -> Security {
         let (_, key, pem) = self.leaf(leaf);
