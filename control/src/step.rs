@@ -2,9 +2,12 @@
 //!
 //! Lives on: both ends of a link. Bound: `Copy`, at most 64 bytes, indices and generations, no
 //! strings. No order holds between a shard's link to control and anything else.
+use core::num::NonZeroU64;
+
 use iop_proto::catalog::Operation;
+use iop_proto::domain::{CommandKind, HealthEvidence};
 use iop_proto::ids::{
-    ClientRef, ModelIndex, NodeIndex, ProviderIndex, RunRef, SessionRef, ShardIndex,
+    ClientRef, ModelIndex, NodeIndex, ProviderIndex, RunRef, SessionRef, ShardIndex, SlotGeneration,
 };
 use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
@@ -20,10 +23,130 @@ pub enum Ending {
     Violation,
 }
 
+/// Why a piece of health evidence counts nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvidenceFault {
+    /// None of its keys is there.
+    Empty,
+    /// A key is missing, or holds a word that it may not hold.
+    Malformed,
+    /// `provider_health` and `liveness_classification` are no legal pair. `[R-136]`
+    Pair,
+    /// Not the adapter that was leased or asked.
+    Adapter,
+    /// Not the target that was leased or asked.
+    Target,
+    /// `health_observation_seq` is not a canonical number from 1. `[A-21]`
+    Sequence,
+    /// It fits more than one binding of the node, or none. `[R-188]`
+    Ambiguous,
+    /// Its lease or its question belongs to a generation that has ended. `[R-157]`
+    NotCurrent,
+}
+
+impl EvidenceFault {
+    /// Word of a log line.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Empty => "empty",
+            Self::Malformed => "malformed",
+            Self::Pair => "pair",
+            Self::Adapter => "adapter",
+            Self::Target => "target",
+            Self::Sequence => "sequence",
+            Self::Ambiguous => "ambiguous",
+            Self::NotCurrent => "not_current",
+        }
+    }
+}
+
+/// What a stall terminal says of its provider, compared by the node's shard with the adapter and
+/// target of the run's own lease: strings never cross a ring. `[R-158]` `[R-159]` `[A-57]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    Valid {
+        health: HealthEvidence,
+        /// `None`: omitted, so valid for a handoff and never fresh. `[A-21]`
+        seq: Option<NonZeroU64>,
+    },
+    Rejected(EvidenceFault),
+}
+
+/// What the node's answer to a CAPABILITIES says of the asked binding. `[R-182]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probed {
+    Available { seq: NonZeroU64 },
+    Unavailable,
+    Unknown,
+    Rejected(EvidenceFault),
+}
+
+/// What a node has answered to a command, as its shard saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandAnswer {
+    /// With an error, or as another command's.
+    Failed,
+    /// With a state that only the operator reads.
+    Told,
+    /// A CAPABILITIES, with evidence.
+    Probed(Probed),
+}
+
+/// Names one command sent to a node; the `Envelope.id` and `command_id` that its answer must bear.
+///
+/// ```text
+///  63  62  61         55..32   31..0                   bits
+///  +---+---+----------+--------+-----------------------+
+///  | 0 | 1 | operator | row    | generation of the row |
+///  +---+---+----------+--------+-----------------------+
+/// ```
+/// Bit 62 keeps it apart from every other request's id on the connection. `[wire §4.2]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CommandId(NonZeroU64);
+
+impl CommandId {
+    const COMMAND: u64 = 1 << 62;
+    const OPERATOR: u64 = 1 << 61;
+
+    pub(crate) fn new(slot: u32, generation: SlotGeneration, of_operator: bool) -> Self {
+        let operator = if of_operator { Self::OPERATOR } else { 0 };
+        let place = u64::from(slot & 0x00ff_ffff) << 32 | u64::from(generation.get());
+        Self(NonZeroU64::new(Self::COMMAND | operator | place).expect("bit 62 is set"))
+    }
+
+    /// As the wire carries it.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    /// An operator asks, and reads the whole answer.
+    #[must_use]
+    pub const fn is_operators(self) -> bool {
+        self.get() & Self::OPERATOR != 0
+    }
+
+    pub(crate) fn place(self) -> Option<(u32, SlotGeneration)> {
+        let slot = u32::try_from(self.get() >> 32 & 0x00ff_ffff).ok()?;
+        let generation = u32::try_from(self.get() & 0xffff_ffff).ok()?;
+        Some((slot, SlotGeneration::new(generation)?))
+    }
+}
+
+/// What a stall terminal carries on its way downstream, after lease and overlay were decided: the
+/// lease's provider and the validated `provider_health`. That there is one is
+/// `recovery_handoff=confirmed`; it permits no replay. `[R-165]`…`[R-168]` `[R-172]` `[I3.9]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handoff {
+    pub provider: ProviderIndex,
+    pub health: HealthEvidence,
+}
+
 /// From a shard to control.
 ///
-/// A granted run gets exactly one *final* report: `NotSent`, `Terminal` or `Lost`. Until then control
-/// keeps its row and its lease, and does not reuse its slot.
+/// A granted run gets exactly one *final* report: `NotSent`, `Terminal`, `Stalled` or `Lost`. Until
+/// then control keeps its row and its lease, and does not reuse its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// RegisterRequest. `claimed`: the configured node it names, `certified`: the one its certificate
@@ -68,9 +191,22 @@ pub enum Event {
     },
     /// Final. The current terminal of a begun run arrived.
     Terminal { run: RunRef, ending: Ending },
+    /// Final. The current terminal of a begun run arrived, in order and with a stall's
+    /// ExecutionFailure. Its client, if one is left, waits on this shard for `Handoff`.
+    Stalled {
+        run: RunRef,
+        client: Option<ClientRef>,
+        evidence: Evidence,
+    },
     /// Final. The session closed after the run had begun and before its terminal; the shard settled
     /// the client.
     Lost { run: RunRef },
+    /// The first answer to a command that was sent on this session.
+    CommandAnswer {
+        session: SessionRef,
+        command: CommandId,
+        answer: CommandAnswer,
+    },
     /// Answer to `Effect::Ping`.
     Pong { token: u64 },
 }
@@ -111,6 +247,19 @@ pub enum Effect {
     /// End the run: withdraw it if it has not begun (then `NotSent`), else send CancelRequest and
     /// settle its client with `reason`; the lease stays held until the run's final report. `[D-63]`
     Cancel { run: RunRef, reason: Reason },
+    /// Lease and overlay of a stalled run are decided: its client may hear of it. `None`: the
+    /// evidence counts nothing.
+    Handoff {
+        client: ClientRef,
+        handoff: Option<Handoff>,
+    },
+    /// NodeCommandRequest to a ready session; `provider` names adapter and target. `[R-254]`
+    Command {
+        session: SessionRef,
+        command: CommandId,
+        kind: CommandKind,
+        provider: Option<ProviderIndex>,
+    },
     /// Are you alive? `[D-38]` The token's low 8 bits are the shard's index.
     Ping { token: u64 },
     /// The Edge is going: no new requests, GoAway to ready nodes; what runs may finish. `[D-07]`
@@ -129,8 +278,11 @@ impl Effect {
         match *self {
             Self::RegisterReply { session, .. }
             | Self::ReadyReply { session, .. }
-            | Self::Close { session, .. } => session.shard,
-            Self::Grant { client, .. } | Self::Refuse { client, .. } => client.shard,
+            | Self::Close { session, .. }
+            | Self::Command { session, .. } => session.shard,
+            Self::Grant { client, .. }
+            | Self::Refuse { client, .. }
+            | Self::Handoff { client, .. } => client.shard,
             Self::Cancel { run, .. } => run.shard,
             Self::Drain { shard, .. } | Self::Stop { shard } => shard,
             Self::Ping { token } => {

@@ -139,6 +139,8 @@ pub struct Timeouts {
     pub registration_ms: u64,
     /// Streams may finish this long after SIGTERM. `[D-07]`
     pub drain_ms: u64,
+    /// A node's answer to a command.
+    pub command_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,13 +9,15 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use iop_control::edge::{Control, NodeChange};
-use iop_control::step::{Effect, Out};
-use iop_proto::ids::{Now, ShardIndex};
+use iop_control::edge::{Control, HealthNotice, NodeChange};
+use iop_control::names::Names;
+use iop_control::step::{CommandId, Effect, Out};
+use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
 use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX};
+use tokio::sync::oneshot;
 use tracing::{error, info};
 
-use crate::admin::SnapshotRequest;
+use crate::admin::{CommandError, CommandRequest, CommandText, SnapshotRequest};
 use crate::lanes::{ControlEnd, Waker};
 use crate::metrics::ControlMetrics;
 use crate::shard::uring::{Completion, Kind, Ring, RingError};
@@ -46,6 +48,9 @@ pub struct ControlParts {
     pub waker: Waker,
     pub snapshots: Receiver<SnapshotRequest>,
     pub commands: Receiver<Command>,
+    /// Commands of operators to nodes, and the nodes' whole answers.
+    pub operators: Receiver<CommandRequest>,
+    pub answers: Receiver<CommandText>,
     pub metrics: ControlMetrics,
     pub started: Instant,
 }
@@ -62,7 +67,11 @@ pub struct Runner {
     next: usize,
     /// Links that got effects since their shard was rung.
     unrung: Vec<bool>,
+    /// Who waits for which command, at most `OPERATOR_COMMANDS_MAX`.
+    asked: Vec<(CommandId, Asker)>,
 }
+
+type Asker = oneshot::Sender<Result<CommandText, CommandError>>;
 
 impl Runner {
     /// Makes the thread's ring.
@@ -77,6 +86,7 @@ impl Runner {
             now: Now::default(),
             next: 0,
             unrung: vec![false; parts.links.len()],
+            asked: Vec::new(),
             parts,
         })
     }
@@ -114,11 +124,13 @@ impl Runner {
         }
         self.ticks();
         self.commands();
+        self.operators();
         for (link, unrung) in self.parts.links.iter().zip(&mut self.unrung) {
             if std::mem::take(unrung) {
                 link.shard.ring();
             }
         }
+        self.answer_operators();
         while let Ok(request) = self.parts.snapshots.try_recv() {
             request.answer(self.parts.control.snapshot(self.now));
         }
@@ -169,6 +181,51 @@ impl Runner {
         }
     }
 
+    /// What operators ask of nodes.
+    fn operators(&mut self) {
+        while self.has_room() {
+            let Ok(request) = self.parts.operators.try_recv() else {
+                return;
+            };
+            match self.ask(&request) {
+                Ok(command) => self.asked.push((command, request.reply)),
+                Err(error) => {
+                    let _gone = request.reply.send(Err(error));
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, request: &CommandRequest) -> Result<CommandId, CommandError> {
+        let names = self.parts.control.names();
+        let node = names
+            .node_by_id(request.node.as_bytes())
+            .ok_or(CommandError::NodeUnknown)?;
+        let provider = request
+            .provider
+            .as_ref()
+            .map(|id| provider_of(names, node, id).ok_or(CommandError::ProviderUnknown))
+            .transpose()?;
+        let control = &mut self.parts.control;
+        let asked = control.command(self.now, node, request.kind, provider, &mut self.out);
+        self.push_effects();
+        asked.map_err(CommandError::from)
+    }
+
+    /// Ends of operators' commands: the node's words, or why there are none. A shard sends the
+    /// words before it reports, so those of every end known by now are here.
+    fn answer_operators(&mut self) {
+        let mut texts: Vec<CommandText> = self.parts.answers.try_iter().collect();
+        for (command, end) in self.parts.control.take_finished() {
+            let asker = self.asked.iter().position(|&(known, _)| known == command);
+            let Some(asker) = asker else { continue };
+            let (_, asker) = self.asked.swap_remove(asker);
+            let text = texts.iter().position(|text| text.command == command);
+            let outcome = text.map(|text| texts.swap_remove(text));
+            let _gone = asker.send(outcome.ok_or_else(|| CommandError::of(end)));
+        }
+    }
+
     fn push_effects(&mut self) {
         for effect in self.out.drain() {
             push(&mut self.parts.links, &mut self.unrung, effect);
@@ -197,7 +254,10 @@ impl Runner {
             .links
             .iter_mut()
             .any(|link| !link.events.is_empty());
-        if waiting || !self.parts.snapshots.is_empty() || !self.parts.commands.is_empty() {
+        let asked = !self.parts.snapshots.is_empty()
+            || !self.parts.commands.is_empty()
+            || !self.parts.operators.is_empty();
+        if waiting || asked {
             return Duration::ZERO;
         }
         let longest = Duration::from_millis(SLEEP_MS);
@@ -222,6 +282,9 @@ impl Runner {
                 }
             }
         }
+        for notice in self.parts.control.take_health() {
+            tell_health(&names, &notice);
+        }
         if let Some(shard) = self.parts.control.wedged() {
             error!(
                 shard = shard.row(),
@@ -230,6 +293,27 @@ impl Runner {
             std::process::abort();
         }
     }
+}
+
+/// One line per decision about a provider's health; configured names and closed words alone.
+/// `[R-316]` `[R-320]`…`[R-323]`
+fn tell_health(names: &Names, notice: &HealthNotice) {
+    let provider = names.provider(notice.provider);
+    info!(
+        node = names.node(provider.node).id.as_str(),
+        provider = provider.id.as_str(),
+        source = notice.source.label(),
+        health = notice.health.map_or("", |health| health.health()),
+        outcome = notice.outcome.label(),
+        fault = notice.fault.map_or("", |fault| fault.label()),
+        "edge_provider_health_observation"
+    );
+}
+
+fn provider_of(names: &Names, node: NodeIndex, id: &str) -> Option<ProviderIndex> {
+    let mut rows = names.providers.iter();
+    let row = rows.position(|provider| provider.node == node && provider.id == id)?;
+    ProviderIndex::new(row)
 }
 
 fn push(links: &mut [ControlEnd], unrung: &mut [bool], effect: Effect) {

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Sender, bounded};
-use iop_control::edge::Control;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use iop_control::edge::{Control, Tuning};
 use iop_proto::ids::{BootNonce, Now, ShardIndex};
 use iop_proto::reason::Reason;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -236,24 +236,25 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
 
     let started = Instant::now();
     let control_waker = waker()?;
-    let (status, snapshots) = {
-        let control = control_waker.clone();
-        admin::status_lane(move || control.ring())
-    };
+    let lanes = AdminLanes::new(&config, &control_waker);
+    let (answers, answered) = admin::answer_lane();
     let (commands, command_rx) = bounded(COMMANDS);
     let threads = Threads {
         config: &config,
         started,
         control: &control_waker,
+        answers: &answers,
     };
     let (shards, doors, links, access) = threads.shards()?;
     let (control_metrics, control_reader) = ControlMetrics::new();
     threads.control(ControlParts {
-        control: Control::new(Arc::clone(&config.names), links.len(), Now::default()),
+        control: core(&config)?,
         links,
         waker: control_waker.clone(),
-        snapshots,
+        snapshots: lanes.snapshots,
         commands: command_rx,
+        operators: lanes.operators,
+        answers: answered,
         metrics: control_metrics,
         started,
     })?;
@@ -276,7 +277,8 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         Admin {
             exposition,
             readiness: ready,
-            status,
+            status: lanes.status,
+            commands: lanes.commands,
         },
     )
     .map_err(EdgeError::Admin)?;
@@ -292,6 +294,41 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         access,
         drain_ms: config.timeouts.drain_ms,
     })
+}
+
+/// Both ends of what the admin thread may ask of control.
+struct AdminLanes {
+    status: admin::StatusSource,
+    snapshots: Receiver<admin::SnapshotRequest>,
+    commands: admin::CommandSource,
+    operators: Receiver<admin::CommandRequest>,
+}
+
+impl AdminLanes {
+    fn new(config: &EdgeConfig, control: &Waker) -> Self {
+        let wake = || {
+            let control = control.clone();
+            move || control.ring()
+        };
+        let (status, snapshots) = admin::status_lane(wake());
+        let (commands, operators) = admin::command_lane(config.timeouts.command_ms, wake());
+        Self {
+            status,
+            snapshots,
+            commands,
+            operators,
+        }
+    }
+}
+
+fn core(config: &EdgeConfig) -> Result<Control, EdgeError> {
+    let tuning = Tuning {
+        seed: random_u64(&SystemRandom::new())?,
+        command_ms: config.timeouts.command_ms,
+    };
+    let names = Arc::clone(&config.names);
+    let shards = config.shards as usize;
+    Ok(Control::tuned(names, shards, Now::default(), tuning))
 }
 
 fn waker() -> Result<Waker, EdgeError> {
@@ -313,6 +350,7 @@ struct Threads<'a> {
     config: &'a EdgeConfig,
     started: Instant,
     control: &'a Waker,
+    answers: &'a admin::AnswerSender,
 }
 
 impl Threads<'_> {
@@ -355,6 +393,7 @@ impl Threads<'_> {
                 metrics,
                 access,
                 peers,
+                answers: self.answers.clone(),
             };
             self.spawn(
                 row,

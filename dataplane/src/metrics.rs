@@ -6,7 +6,7 @@
 //! Adding a metric is one line in one of the lists below. A name that stands on several lines makes
 //! one family: its lines are adjacent and differ in labels alone. Labels come from the lists, from
 //! closed enums and from configured names, never from a peer. `[D-24]` `[R-320]`…`[R-323]`
-use iop_control::edge::Counters;
+use iop_control::edge::{Counters, HealthSource, Outcome};
 use iop_proto::catalog::Operation;
 use iop_proto::reason::{Blame, Reason};
 use iop_ring::mirror::{self, MirrorReader, MirrorWriter};
@@ -114,6 +114,9 @@ metrics! {
     FramesOther: Counter, "iop_edge_frames_total", ["kind" = "other"], "Frames of provider answers from nodes, by kind.";
     FrameBodyBytes: Counter, "iop_edge_frame_body_bytes_total", [], "Body bytes in frames of provider answers.";
     FramesDropped: Counter, "iop_edge_frames_dropped_total", [], "Frames of runs already settled.";
+    EvidenceKeysDropped: Counter, "iop_edge_evidence_keys_dropped_total", [], "Keys of stall evidence outside the allowlist, dropped unread.";
+    HandoffsConfirmed: Counter, "iop_edge_terminal_handoffs_total", ["recovery_handoff" = "confirmed"], "Stall terminals handed on to waiting clients, with validated evidence or without.";
+    HandoffsWithout: Counter, "iop_edge_terminal_handoffs_total", ["recovery_handoff" = "none"], "Stall terminals handed on to waiting clients, with validated evidence or without.";
     StreamViolations: Counter, "iop_edge_stream_violations_total", [], "Frames that broke the order of their stream.";
 
     Clients: Gauge, "iop_edge_clients", [], "Client connections open on shards.";
@@ -181,6 +184,24 @@ metrics! {
     TerminalsComplete: Counter, "iop_edge_terminals_total", ["ending" = "complete"], "Ends of runs as nodes reported them.";
     TerminalsError: Counter, "iop_edge_terminals_total", ["ending" = "error"], "Ends of runs as nodes reported them.";
     TerminalsViolation: Counter, "iop_edge_terminals_total", ["ending" = "violation"], "Ends of runs as nodes reported them.";
+    TerminalsStalled: Counter, "iop_edge_terminals_total", ["ending" = "stalled"], "Ends of runs as nodes reported them.";
+    StallLowered: Counter, "iop_edge_provider_health_evidence_total", ["source" = "stall", "outcome" = "lowered"], "Pieces of health evidence, by where they came from and what they came to.";
+    StallMarked: Counter, "iop_edge_provider_health_evidence_total", ["source" = "stall", "outcome" = "marked"], "Pieces of health evidence, by where they came from and what they came to.";
+    StallStale: Counter, "iop_edge_provider_health_evidence_total", ["source" = "stall", "outcome" = "stale"], "Pieces of health evidence, by where they came from and what they came to.";
+    StallUnchanged: Counter, "iop_edge_provider_health_evidence_total", ["source" = "stall", "outcome" = "unchanged"], "Pieces of health evidence, by where they came from and what they came to.";
+    StallRejected: Counter, "iop_edge_provider_health_evidence_total", ["source" = "stall", "outcome" = "rejected"], "Pieces of health evidence, by where they came from and what they came to.";
+    ProbeCleared: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "cleared"], "Pieces of health evidence, by where they came from and what they came to.";
+    ProbeMarked: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "marked"], "Pieces of health evidence, by where they came from and what they came to.";
+    ProbeStale: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "stale"], "Pieces of health evidence, by where they came from and what they came to.";
+    ProbeUnchanged: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "unchanged"], "Pieces of health evidence, by where they came from and what they came to.";
+    ProbeRejected: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "rejected"], "Pieces of health evidence, by where they came from and what they came to.";
+    HealthLowered: Counter, "iop_edge_provider_health_transitions_total", ["to" = "unavailable"], "Overlays put on providers and taken off again by evidence.";
+    HealthCleared: Counter, "iop_edge_provider_health_transitions_total", ["to" = "available"], "Overlays put on providers and taken off again by evidence.";
+    CommandsSent: Counter, "iop_edge_node_commands_total", [], "Commands sent to nodes, the prober's included.";
+    CommandsAnswered: Counter, "iop_edge_node_commands_ended_total", ["how" = "answered"], "Ends of commands to nodes.";
+    CommandsFailed: Counter, "iop_edge_node_commands_ended_total", ["how" = "failed"], "Ends of commands to nodes.";
+    CommandsTimedOut: Counter, "iop_edge_node_commands_ended_total", ["how" = "timed_out"], "Ends of commands to nodes.";
+    CommandsLost: Counter, "iop_edge_node_commands_ended_total", ["how" = "node_lost"], "Ends of commands to nodes.";
     Cancels: Counter, "iop_edge_runs_cancelled_total", [], "Runs that control ended.";
     ClientsGoneWaiting: Counter, "iop_edge_clients_gone_total", ["phase" = "waiting"], "Clients that left before their answer: while they waited, or when their grant or refusal was on its way.";
     ClientsGoneLate: Counter, "iop_edge_clients_gone_total", ["phase" = "late"], "Clients that left before their answer: while they waited, or when their grant or refusal was on its way.";
@@ -451,6 +472,12 @@ impl ControlMetrics {
                 ControlMetric::TerminalsViolation,
                 counters.terminals_violation,
             ),
+            (ControlMetric::TerminalsStalled, counters.terminals_stalled),
+            (ControlMetric::CommandsSent, counters.commands_sent),
+            (ControlMetric::CommandsAnswered, counters.commands_answered),
+            (ControlMetric::CommandsFailed, counters.commands_failed),
+            (ControlMetric::CommandsTimedOut, counters.commands_timed_out),
+            (ControlMetric::CommandsLost, counters.commands_lost),
             (ControlMetric::Cancels, counters.cancels),
             (
                 ControlMetric::ClientsGoneWaiting,
@@ -470,12 +497,43 @@ impl ControlMetrics {
         ] {
             self.set(metric, value);
         }
+        self.copy_health(counters);
         for &reason in Reason::ALL {
             let value = counters
                 .refusals(reason)
                 .wrapping_add(counters.node_refusals(reason));
             self.0
                 .set(ControlMetric::ALL.len() + reason as usize, value);
+        }
+    }
+}
+
+impl ControlMetrics {
+    fn copy_health(&mut self, counters: &Counters) {
+        use HealthSource::{Capabilities, Stall};
+        for (metric, source, outcome) in [
+            (ControlMetric::StallLowered, Stall, Outcome::Lowered),
+            (ControlMetric::StallMarked, Stall, Outcome::Marked),
+            (ControlMetric::StallStale, Stall, Outcome::Stale),
+            (ControlMetric::StallUnchanged, Stall, Outcome::Unchanged),
+            (ControlMetric::StallRejected, Stall, Outcome::Rejected),
+            (ControlMetric::ProbeCleared, Capabilities, Outcome::Cleared),
+            (ControlMetric::ProbeMarked, Capabilities, Outcome::Marked),
+            (ControlMetric::ProbeStale, Capabilities, Outcome::Stale),
+            (
+                ControlMetric::ProbeUnchanged,
+                Capabilities,
+                Outcome::Unchanged,
+            ),
+            (
+                ControlMetric::ProbeRejected,
+                Capabilities,
+                Outcome::Rejected,
+            ),
+            (ControlMetric::HealthLowered, Stall, Outcome::Lowered),
+            (ControlMetric::HealthCleared, Capabilities, Outcome::Cleared),
+        ] {
+            self.set(metric, counters.evidence_of(source, outcome));
         }
     }
 }

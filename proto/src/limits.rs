@@ -148,6 +148,18 @@ pub const SHARD_ANSWER_MS: u64 = 5_000;
 pub const SHARD_PING_MS: u64 = 1_000;
 /// Notices of nodes that nobody has taken yet; more are dropped.
 pub const NODE_NOTICES_MAX: u32 = 256;
+/// A command's answer must come within the node's probe and this much more. `[D-29]`
+pub const COMMAND_EXTRA_MS: u64 = 10_000;
+pub const COMMAND_MS: u64 = HEALTH_PROBE_MS + COMMAND_EXTRA_MS;
+/// An overlaid binding is asked about after this long, then twice as long each time up to the
+/// longest, give or take the jitter, percent. `[D-58]`
+pub const PROBE_FIRST_MS: u64 = 5_000;
+pub const PROBE_LONGEST_MS: u64 = 60_000;
+pub const PROBE_JITTER_PERCENT: u64 = 20;
+/// Commands outstanding at one node: the prober's one, and those of operators.
+pub const COMMANDS_PER_NODE_MAX: u32 = 8;
+/// Commands of operators outstanding at all nodes: a person's, or a script's, not a load.
+pub const OPERATOR_COMMANDS_MAX: u32 = 64;
 /// Handshakes in progress at once, before asymmetric work starts. `[D-04]`
 pub const HANDSHAKES_MAX: u32 = 64;
 
@@ -221,6 +233,7 @@ const _: () = {
     assert!(DEAD_MS >= 2 * HEARTBEAT_MS);
     assert!(STALL_JOIN_MS_MAX < RESPONSE_WAIT_EXTRA_MS); // so that the node's evidence wins [D-29]
     assert!(CLOSE_GRACE_MS <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS <= STALL_JOIN_MS_MAX);
+    assert!(NODES_MAX * COMMANDS_PER_NODE_MAX <= 1 << 24 && COMMANDS_PER_NODE_MAX > 1); // command id
     assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
     assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans
     assert!(JSON_DEPTH_MAX.is_multiple_of(64)); // whole words

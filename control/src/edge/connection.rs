@@ -135,6 +135,7 @@ impl Control {
     /// until the shard has said which of its granted runs come back. Never O(leases). `[R-076]`
     fn fence(&mut self, now: Now, node: NodeIndex, owner: Owner, cause: Reason) {
         self.registry.disown(node);
+        self.fail_commands(node);
         for entry in 0..self.resources.of_node(node).len() {
             let provider = self.resources.of_node(node)[entry];
             self.counters.returns_fence += u64::from(self.resources.fence(provider));

@@ -3,6 +3,9 @@
 //! Lives on: control writes, metrics copy. Bound: fixed; labels come from closed sets. `[D-24]`
 use iop_proto::reason::Reason;
 
+use super::notice::HealthSource;
+use super::overlay::Outcome;
+
 /// Numbers since start; each only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
@@ -25,6 +28,16 @@ pub struct Counters {
     pub terminals_complete: u64,
     pub terminals_error: u64,
     pub terminals_violation: u64,
+    pub terminals_stalled: u64,
+    /// Health evidence, by where it came from and what it came to. `[R-314]`
+    evidence: [[u64; Outcome::ALL.len()]; HealthSource::ALL.len()],
+    /// Commands sent to nodes; answered, answered with an error, not answered in time, and given up
+    /// because the node's generation ended.
+    pub commands_sent: u64,
+    pub commands_answered: u64,
+    pub commands_failed: u64,
+    pub commands_timed_out: u64,
+    pub commands_lost: u64,
     /// Runs control has ended. `[D-63]`
     pub cancels: u64,
     /// Clients that left while their request waited; after their grant or refusal was on its way.
@@ -63,6 +76,13 @@ impl Default for Counters {
             terminals_complete: 0,
             terminals_error: 0,
             terminals_violation: 0,
+            terminals_stalled: 0,
+            evidence: [[0; Outcome::ALL.len()]; HealthSource::ALL.len()],
+            commands_sent: 0,
+            commands_answered: 0,
+            commands_failed: 0,
+            commands_timed_out: 0,
+            commands_lost: 0,
             cancels: 0,
             clients_gone_waiting: 0,
             clients_gone_late: 0,
@@ -92,6 +112,16 @@ impl Counters {
     #[must_use]
     pub const fn node_refusals(&self, reason: Reason) -> u64 {
         self.node_refusals[reason as usize]
+    }
+
+    /// Pieces of evidence from `source` that came to `outcome`.
+    #[must_use]
+    pub const fn evidence_of(&self, source: HealthSource, outcome: Outcome) -> u64 {
+        self.evidence[source as usize][outcome as usize]
+    }
+
+    pub(crate) const fn evidence(&mut self, source: HealthSource, outcome: Outcome) {
+        self.evidence[source as usize][outcome as usize] += 1;
     }
 
     /// Requests refused for any reason.

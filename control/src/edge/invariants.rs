@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use super::class::Class;
 use super::lease::Phase;
+use super::probe::Probe;
 use super::resource::Live;
 use super::{Control, Timer};
 
@@ -43,6 +44,7 @@ impl Control {
     pub fn check(&self) -> Result<(), Violation> {
         self.check_owners()?;
         self.check_resources()?;
+        self.check_health()?;
         self.check_leases()?;
         self.check_queue()?;
         self.check_order()?;
@@ -124,6 +126,48 @@ impl Control {
                 "{provider:?} is offline and holds {load:?}"
             );
         }
+        Ok(())
+    }
+
+    /// I2.1 and I2.5 of the overlay; commands of live generations alone; a probe in sight for each
+    /// overlay, and for nothing else.
+    fn check_health(&self) -> Result<(), Violation> {
+        for (provider, resource) in self.resources.all() {
+            let record = resource.record;
+            let is_live = resource.live != Live::Offline;
+            holds!(
+                "I2.1",
+                is_live || record.is_new(),
+                "{provider:?} is offline with {record:?}"
+            );
+            holds!("I2.5", record.is_sound(), "{provider:?} has {record:?}");
+            let probe = self.prober.get(provider);
+            let is_probed = probe != Probe::Idle;
+            holds!(
+                "index",
+                is_probed == record.is_lowered(),
+                "{provider:?} has {record:?} and {probe:?}"
+            );
+            let asked = self.prober.asked(resource.node).map(|(_, about)| about);
+            let is_asked = matches!(probe, Probe::Asked { .. });
+            holds!(
+                "index",
+                !is_asked || asked == Some(provider),
+                "{provider:?} is {probe:?} and {asked:?} is asked"
+            );
+        }
+        for row in self.commands.rows() {
+            let owner = self.registry.owner(row.node);
+            let is_current = owner.is_some_and(|owner| {
+                owner.is_ready && owner.session == row.session && owner.generation == row.generation
+            });
+            holds!("I1.3", is_current, "{row:?} is asked of {owner:?}");
+        }
+        holds!(
+            "index",
+            self.commands.is_sound(),
+            "commands and their lists differ"
+        );
         Ok(())
     }
 
@@ -268,6 +312,15 @@ impl Control {
             let is_set = self.timers.contains(at, Timer::Close(open.session));
             holds!("index", is_set, "{:?} is never closed", open.session);
         }
+        for (provider, _) in self.resources.all() {
+            let Probe::Waiting { at, .. } = self.prober.get(provider) else {
+                continue;
+            };
+            expected += 1;
+            let is_set = self.timers.contains(at, Timer::Probe(provider));
+            holds!("index", is_set, "{provider:?} is never asked about");
+        }
+        expected += self.commands.deadlines().count();
         for (shard, due) in self.pulse.shards() {
             expected += 1;
             let is_set = self.timers.contains(due, Timer::Beat(shard));

@@ -11,6 +11,8 @@
 //! | `queue` | who waits, and who of them could go |
 //! | `lease` | granted runs and their slots |
 //! | `request` | submit, grant, final reports, withdrawal |
+//! | `evidence`, `overlay`, `health` | what a node says of a provider, and what that changes |
+//! | `command`, `probe` | questions to nodes, and the one that is asked again and again |
 //! | `pulse` | whether shards answer |
 //! | `snapshot`, `counters`, `notice` | what others may look at; nothing is decided by them |
 //! | `invariants` | what holds after every step |
@@ -20,22 +22,27 @@
 use std::sync::Arc;
 
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, RunRef, SessionRef, ShardIndex};
-use iop_proto::limits::{EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
+use iop_proto::limits::{COMMAND_MS, EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
 use iop_proto::limits::{MODELS_MAX, NODES_MAX, PROVIDERS_MAX, SHARDS_MAX};
 use iop_proto::reason::Reason;
 
 use crate::names::Names;
-use crate::step::{Effect, Event, Out};
+use crate::step::{CommandId, Effect, Event, Out};
 use crate::timers::Timers;
 
 mod class;
+mod command;
 mod connection;
 mod counters;
+pub mod evidence;
+mod health;
 mod invariants;
 mod lease;
 #[cfg(test)]
 mod model_tests;
 mod notice;
+mod overlay;
+mod probe;
 mod pulse;
 mod queue;
 mod registry;
@@ -43,16 +50,20 @@ mod request;
 mod resource;
 mod snapshot;
 
+pub use command::{CommandEnd, CommandRefusal};
 pub use counters::Counters;
 pub use invariants::Violation;
-pub use notice::{NodeChange, NodeNotice};
+pub use notice::{HealthNotice, HealthSource, NodeChange, NodeNotice};
+pub use overlay::Outcome;
 pub use registry::{Owner, SessionState};
 pub use snapshot::{EdgeSnapshot, Health, ModelSnapshot, NodeSnapshot, ProviderSnapshot};
 pub use snapshot::{Snapshot, Status};
 
 use class::Class;
+use command::Commands;
 use lease::Leases;
 use notice::Notices;
+use probe::Prober;
 use pulse::{Due, Pulse};
 use queue::{Place, Queue};
 use registry::Registry;
@@ -69,6 +80,28 @@ enum Timer {
     Close(SessionRef),
     /// A shard's next ping, or its answer to the last.
     Beat(ShardIndex),
+    /// End of the wait for a command's answer.
+    Command(CommandId),
+    /// A binding is asked about next.
+    Probe(ProviderIndex),
+}
+
+/// What the machine is told once besides the configuration.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// Of the only jitter here, the prober's. `[D-58]`
+    pub seed: u64,
+    /// A command's answer must come within this. `[D-29]`
+    pub command_ms: u64,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            command_ms: COMMAND_MS,
+        }
+    }
 }
 
 /// A debug build checks the whole state every so many steps, and more rarely the more there is of
@@ -86,6 +119,8 @@ pub struct Control {
     leases: Leases,
     timers: Timers<Timer>,
     pulse: Pulse,
+    commands: Commands,
+    prober: Prober,
     notices: Notices,
     counters: Counters,
     last: Now,
@@ -100,6 +135,15 @@ impl Control {
     /// When `shards` is not in `1..=SHARDS_MAX`, or a table of `names` exceeds its limit.
     #[must_use]
     pub fn new(names: Arc<Names>, shards: usize, now: Now) -> Self {
+        Self::tuned(names, shards, now, Tuning::default())
+    }
+
+    /// As `new`, told more.
+    ///
+    /// # Panics
+    /// As `new`.
+    #[must_use]
+    pub fn tuned(names: Arc<Names>, shards: usize, now: Now, tuning: Tuning) -> Self {
         assert!(
             (1..=SHARDS_MAX as usize).contains(&shards),
             "shards are 1 to SHARDS_MAX"
@@ -123,6 +167,8 @@ impl Control {
             leases: Leases::new(shards),
             timers: Timers::default(),
             pulse: Pulse::new(shards, now),
+            commands: Commands::new(names.nodes.len(), tuning.command_ms),
+            prober: Prober::new(names.providers.len(), names.nodes.len(), tuning.seed),
             notices: Notices::default(),
             counters: Counters::default(),
             last: now,
@@ -171,7 +217,17 @@ impl Control {
             Event::Begun { run } => self.begun(run),
             Event::NotSent { run, client } => self.not_sent(run, client, out),
             Event::Terminal { run, ending } => self.terminal(now, run, ending),
+            Event::Stalled {
+                run,
+                client,
+                evidence,
+            } => self.stalled(now, run, client, evidence, out),
             Event::Lost { run } => self.lost(run),
+            Event::CommandAnswer {
+                session,
+                command,
+                answer,
+            } => self.command_answered(now, session, command, answer, out),
             Event::Pong { token } => self.pong(now, token),
         }
         self.pump(now, out);
@@ -236,6 +292,7 @@ impl Control {
                     Due::Wait | Due::Wedged => {}
                 }
             }
+            Timer::Command(_) | Timer::Probe(_) => self.fire_health(now, timer, out),
         }
     }
 
@@ -296,6 +353,12 @@ impl Control {
     /// Notices since the last call, oldest first. Taking them, or not, changes no decision.
     pub fn take_events(&mut self) -> impl Iterator<Item = NodeNotice> + '_ {
         self.notices.take()
+    }
+
+    /// What was decided by health evidence since the last call, oldest first. Taking it, or not,
+    /// changes no decision. `[R-309]`
+    pub fn take_health(&mut self) -> impl Iterator<Item = HealthNotice> + '_ {
+        self.notices.take_health()
     }
 
     /// Who owns the node id now, pending or ready.

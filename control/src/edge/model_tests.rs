@@ -666,7 +666,11 @@ impl State {
                 self.settle(who);
             }
             Effect::Cancel { run, .. } => self.cancel(run),
-            Effect::Ping { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {
+            Effect::Handoff { .. }
+            | Effect::Command { .. }
+            | Effect::Ping { .. }
+            | Effect::Drain { .. }
+            | Effect::Stop { .. } => {
                 unreachable!("nobody asked for it")
             }
         }

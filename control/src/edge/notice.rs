@@ -1,14 +1,19 @@
-//! Notices that a node became dispatch-ready or stopped being so.
+//! Notices that a node became dispatch-ready or stopped being so, and of what health evidence has
+//! come to.
 //!
 //! They may be dropped: nothing in the Edge decides by them. `[R-056]` `[R-080]`
 //!
-//! Lives on: control writes, its thread takes. Bound: `NODE_NOTICES_MAX`; more are dropped,
-//! counted.
+//! Lives on: control writes, its thread takes. Bound: `NODE_NOTICES_MAX` of each kind; more are
+//! dropped, counted.
 use std::collections::VecDeque;
 
-use iop_proto::ids::{Generation, NodeIndex, Now};
+use iop_proto::domain::HealthEvidence;
+use iop_proto::ids::{Generation, NodeIndex, Now, ProviderIndex};
 use iop_proto::limits::NODE_NOTICES_MAX;
 use iop_proto::reason::Reason;
+
+use super::overlay::Outcome;
+use crate::step::EvidenceFault;
 
 /// What happened to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,10 +34,46 @@ pub struct NodeNotice {
     pub change: NodeChange,
 }
 
+/// Where a piece of evidence came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HealthSource {
+    /// A stall terminal.
+    Stall,
+    /// The answer to a CAPABILITIES.
+    Capabilities,
+}
+
+impl HealthSource {
+    pub const ALL: [Self; 2] = [Self::Stall, Self::Capabilities];
+
+    /// Metric label and log field.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Stall => "stall",
+            Self::Capabilities => "capabilities",
+        }
+    }
+}
+
+/// `edge_provider_health_observation`: one piece of evidence, after what it changed. `[R-316]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthNotice {
+    pub at: Now,
+    pub provider: ProviderIndex,
+    pub source: HealthSource,
+    /// `None`: the evidence was rejected before it said anything.
+    pub health: Option<HealthEvidence>,
+    pub outcome: Outcome,
+    /// Of rejected evidence.
+    pub fault: Option<EvidenceFault>,
+}
+
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notices {
     waiting: VecDeque<NodeNotice>,
+    health: VecDeque<HealthNotice>,
 }
 
 impl Notices {
@@ -43,6 +84,19 @@ impl Notices {
             self.waiting.push_back(notice);
         }
         has_room
+    }
+
+    /// As `publish`.
+    pub(crate) fn publish_health(&mut self, notice: HealthNotice) -> bool {
+        let has_room = self.health.len() < NODE_NOTICES_MAX as usize;
+        if has_room {
+            self.health.push_back(notice);
+        }
+        has_room
+    }
+
+    pub(crate) fn take_health(&mut self) -> impl Iterator<Item = HealthNotice> + '_ {
+        self.health.drain(..)
     }
 
     pub(crate) fn take(&mut self) -> impl Iterator<Item = NodeNotice> + '_ {

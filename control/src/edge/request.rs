@@ -257,7 +257,7 @@ impl Control {
     }
 
     /// A final report: frees the run slot and returns the lease, unless the fence has. `[I3.1]`
-    fn finish(&mut self, run: RunRef) -> Option<(Lease, bool)> {
+    pub(super) fn finish(&mut self, run: RunRef) -> Option<(Lease, bool)> {
         let Some(lease) = self.leases.remove(run) else {
             self.counters.stale_events += 1;
             return None;

@@ -8,6 +8,7 @@
 use iop_proto::ids::{Generation, NodeIndex, ProviderIndex};
 
 use super::class::{Class, Kind, Kinds};
+use super::overlay::Record;
 use super::queue::Candidate;
 use crate::names::Names;
 
@@ -56,6 +57,8 @@ pub(crate) struct Resource {
     pub(crate) long_capacity: u32,
     pub(crate) live: Live,
     pub(crate) load: Load,
+    /// What evidence of this generation has said of its binding. `[I2.1]`
+    pub(crate) record: Record,
     /// Number of its latest grant among all grants; 0 = none yet.
     pub(crate) last_used: u64,
 }
@@ -70,7 +73,7 @@ impl Resource {
     pub(crate) fn is_candidate(&self) -> bool {
         match self.live {
             Live::Offline => false,
-            Live::Live { draining, .. } => self.enabled && !draining,
+            Live::Live { draining, .. } => self.enabled && !draining && !self.record.is_lowered(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Resources {
                 long_capacity: provider.long_capacity,
                 live: Live::Offline,
                 load: Load::default(),
+                record: Record::default(),
                 last_used: 0,
             });
         }
@@ -127,6 +131,11 @@ impl Resources {
 
     pub(crate) fn get(&self, provider: ProviderIndex) -> &Resource {
         &self.rows[provider.row()]
+    }
+
+    /// Where evidence about the provider's binding is kept.
+    pub(crate) fn record_mut(&mut self, provider: ProviderIndex) -> &mut Record {
+        &mut self.rows[provider.row()].record
     }
 
     pub(crate) fn of_node(&self, node: NodeIndex) -> &[ProviderIndex] {
@@ -180,6 +189,7 @@ impl Resources {
     pub(crate) fn activate(&mut self, provider: ProviderIndex, generation: Generation) {
         let resource = &mut self.rows[provider.row()];
         resource.load = Load::default();
+        resource.record = Record::default();
         resource.live = Live::Live {
             generation,
             draining: false,
@@ -198,6 +208,7 @@ impl Resources {
     pub(crate) fn fence(&mut self, provider: ProviderIndex) -> u32 {
         let resource = &mut self.rows[provider.row()];
         let held = core::mem::take(&mut resource.load).in_flight;
+        resource.record = Record::default();
         resource.live = Live::Offline;
         self.returned += u64::from(held);
         held

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex};
 
 use super::Control;
-use super::resource::{Live, Resource};
+use super::resource::{Live, Load, Resource};
 use crate::names::Names;
 
 /// Effective status of a provider. `[R-282]` `[A-46]`
@@ -37,6 +37,8 @@ pub enum Health {
     Configured,
     /// Its node is not connected.
     Offline,
+    /// A stall's evidence says so, and no probe has found it since. `[R-276]`
+    Unavailable,
 }
 
 /// State of one provider beneath its node. `[R-267]`
@@ -64,6 +66,7 @@ impl ProviderSnapshot {
         match self.health {
             Health::Configured => &names.provider(self.provider).health,
             Health::Offline => "offline",
+            Health::Unavailable => "unavailable",
         }
     }
 }
@@ -155,18 +158,26 @@ impl Control {
         }
     }
 
-    /// The projection table of the contract: offline and enabled, all figures 0; disabled, figures
-    /// 0 but for the leases still held under a live node; live, the real ones. `[R-284]` `[A-46]`
+    /// The projection table of the contract: offline or overlaid and enabled, all figures 0;
+    /// disabled, figures 0 but for the leases still held under a live node; else the real ones.
+    /// `[R-284]` `[R-277]` `[A-46]`
     fn provider_snapshot(&self, provider: ProviderIndex) -> ProviderSnapshot {
         let resource: &Resource = self.resources.get(provider);
         let is_enabled = self.names.provider(provider).enabled;
         let is_live = resource.live != Live::Offline;
+        let is_lowered = resource.record.is_lowered();
         let (status, health) = match (is_enabled, is_live) {
             (false, _) => (Status::Disabled, Health::Configured),
             (true, false) => (Status::Unavailable, Health::Offline),
+            (true, true) if is_lowered => (Status::Unavailable, Health::Unavailable),
             (true, true) => (Status::Available, Health::Configured),
         };
-        let is_shown = is_enabled && is_live;
+        let is_shown = is_enabled && is_live && !is_lowered;
+        let load = if is_enabled && is_lowered {
+            Load::default()
+        } else {
+            resource.load
+        };
         let (queued, long_queued) = if resource.is_candidate() {
             self.queue.pressure(provider)
         } else {
@@ -177,10 +188,10 @@ impl Control {
             status,
             health,
             capacity: if is_shown { resource.capacity } else { 0 },
-            in_flight: resource.load.in_flight,
+            in_flight: load.in_flight,
             queued,
             long_context_capacity: if is_shown { resource.long_capacity } else { 0 },
-            long_in_flight: resource.load.long,
+            long_in_flight: load.long,
             long_queued,
         }
     }

@@ -5,7 +5,9 @@
 //! after each step.
 #![expect(clippy::unwrap_used, reason = "a test: a broken assumption fails it")]
 
+mod commands;
 mod dispatch;
+mod health;
 mod queue;
 mod races;
 mod readiness;

@@ -1,10 +1,14 @@
 //! A control core, a clock, and short names for what tests say to it.
+use core::num::NonZeroU64;
 use std::sync::Arc;
 
-use iop_control::edge::{Control, NodeNotice, ProviderSnapshot};
+use iop_control::edge::{Control, HealthNotice, NodeNotice, ProviderSnapshot};
 use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
-use iop_control::step::{Effect, Ending, Event, Out};
+use iop_control::step::{
+    CommandAnswer, CommandId, Effect, Ending, Event, Evidence, Handoff, Out, Probed,
+};
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
+use iop_proto::domain::{CommandKind, HealthEvidence};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef};
 use iop_proto::ids::{SessionRef, ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
@@ -117,6 +121,7 @@ impl World {
         Rig {
             control: Control::new(Arc::new(self.0), 1, Now::default()),
             now: Now::default(),
+            spares: Vec::new(),
             out: Out::default(),
         }
     }
@@ -130,6 +135,8 @@ pub(crate) fn small(capacity: u32) -> Rig {
 pub(crate) struct Rig {
     pub(crate) control: Control,
     pub(crate) now: Now,
+    /// Runs a test has put by.
+    pub(crate) spares: Vec<RunRef>,
     out: Out,
 }
 
@@ -260,6 +267,61 @@ impl Rig {
         self.step(Event::Terminal { run, ending })
     }
 
+    /// The stall terminal of a begun run, whose client waits for the handoff in `slot`.
+    pub(crate) fn stalls(&mut self, run: RunRef, slot: u32, evidence: Evidence) -> Vec<Effect> {
+        let client = Some(client(slot));
+        self.step(Event::Stalled {
+            run,
+            client,
+            evidence,
+        })
+    }
+
+    /// Submits, is granted, begins and stalls with `health` under `seq`; what follows.
+    pub(crate) fn stall(&mut self, to: usize, health: HealthEvidence, seq: u64) -> Vec<Effect> {
+        let run = self.run(900, to);
+        self.begun(run);
+        self.stalls(run, 900, evidence(health, seq))
+    }
+
+    /// Asks as an operator; the command that was sent.
+    pub(crate) fn ask(&mut self, on: usize, about: usize) -> CommandId {
+        let kind = CommandKind::Capabilities;
+        let about = Some(provider(about));
+        let asked = self
+            .control
+            .command(self.now, node(on), kind, about, &mut self.out);
+        let sent = commands(&self.settle());
+        let command = asked.expect("the node is ready");
+        assert!(sent.iter().any(|sent| sent.1 == command), "{sent:?}");
+        command
+    }
+
+    pub(crate) fn answers(
+        &mut self,
+        session: SessionRef,
+        command: CommandId,
+        probed: Probed,
+    ) -> Vec<Effect> {
+        let answer = CommandAnswer::Probed(probed);
+        self.step(Event::CommandAnswer {
+            session,
+            command,
+            answer,
+        })
+    }
+
+    /// Asks about a provider and is told that it is available.
+    pub(crate) fn finds(&mut self, session: SessionRef, of: usize, seq: u64) -> Vec<Effect> {
+        let on = self.control.names().provider(provider(of)).node.row();
+        let command = self.ask(on, of);
+        self.answers(session, command, available(seq))
+    }
+
+    pub(crate) fn health(&mut self) -> Vec<HealthNotice> {
+        self.control.take_health().collect()
+    }
+
     pub(crate) fn back(&mut self, run: RunRef, slot: u32) -> Vec<Effect> {
         let client = Some(client(slot));
         self.step(Event::NotSent { run, client })
@@ -318,6 +380,40 @@ pub(crate) fn refused(effects: &[Effect]) -> Vec<(ClientRef, Reason, u16)> {
         _ => None,
     };
     effects.iter().filter_map(refusal).collect()
+}
+
+/// Valid evidence of a stall; 0: without a number.
+pub(crate) fn evidence(health: HealthEvidence, seq: u64) -> Evidence {
+    let seq = NonZeroU64::new(seq);
+    Evidence::Valid { health, seq }
+}
+
+pub(crate) fn available(seq: u64) -> Probed {
+    let seq = NonZeroU64::new(seq).unwrap();
+    Probed::Available { seq }
+}
+
+/// (client, handoff) of each handoff, in order.
+pub(crate) fn handoffs(effects: &[Effect]) -> Vec<(ClientRef, Option<Handoff>)> {
+    let handoff = |effect: &Effect| match *effect {
+        Effect::Handoff { client, handoff } => Some((client, handoff)),
+        _ => None,
+    };
+    effects.iter().filter_map(handoff).collect()
+}
+
+/// (session, command, provider) of each command, in order.
+pub(crate) fn commands(effects: &[Effect]) -> Vec<(SessionRef, CommandId, Option<ProviderIndex>)> {
+    let command = |effect: &Effect| match *effect {
+        Effect::Command {
+            session,
+            command,
+            provider,
+            ..
+        } => Some((session, command, provider)),
+        _ => None,
+    };
+    effects.iter().filter_map(command).collect()
 }
 
 /// The answers to readies, in order: `None` is true.

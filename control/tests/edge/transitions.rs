@@ -158,7 +158,11 @@ fn describe(effect: &Effect) -> String {
             format!("refuse client {} {}", client.slot, reason.label())
         }
         Effect::Cancel { reason, .. } => format!("cancel {}", reason.label()),
-        Effect::Ping { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {
+        Effect::Handoff { .. }
+        | Effect::Command { .. }
+        | Effect::Ping { .. }
+        | Effect::Drain { .. }
+        | Effect::Stop { .. } => {
             unreachable!("not an answer to a connection: {effect:?}")
         }
     }

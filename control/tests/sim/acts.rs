@@ -1,8 +1,11 @@
 //! Whoever acts in the world, and what may go wrong in it: the one list of actors and faults.
 //!
 //! A new one is a line of `ACTS` and a function beside it that says whether there was anything to do.
-use iop_control::step::{Ending, Event};
+use core::num::NonZeroU64;
+
+use iop_control::step::{CommandAnswer, Ending, Event, Evidence, EvidenceFault, Probed};
 use iop_proto::catalog::Operation;
+use iop_proto::domain::HealthEvidence;
 use iop_proto::ids::{ModelIndex, NodeIndex};
 use iop_proto::limits::DEAD_MS;
 use iop_proto::reason::Reason;
@@ -38,7 +41,7 @@ const fn fault(name: &'static str, weight: usize, run: fn(&mut World) -> bool) -
     }
 }
 
-pub(crate) const ACTS: [Act; 17] = [
+pub(crate) const ACTS: [Act; 20] = [
     // Links, each a queue of its own.
     actor("event", 320, World::deliver_event),
     actor("effect", 240, World::deliver_effect),
@@ -49,6 +52,9 @@ pub(crate) const ACTS: [Act; 17] = [
     actor("session", 30, World::session_acts),
     actor("begin", 75, World::begins),
     actor("end", 55, World::ends),
+    actor("stall", 25, World::stalls),
+    actor("answer", 70, World::answers),
+    actor("operator", 6, World::operator),
     actor("heartbeat", 10, World::heartbeat),
     actor("clock", 40, World::clock),
     // Faults.
@@ -172,6 +178,54 @@ impl World {
         let endings = [Ending::Complete, Ending::Error, Ending::Violation];
         let ending = self.dice.pick(&endings).unwrap();
         self.shards[row].end(run, ending, &mut self.people);
+    }
+
+    /// A run stalls; what its node says of the provider is sometimes old, sometimes about another.
+    fn stalls(&mut self) -> bool {
+        let row = self.a_shard();
+        let begun = self.shards[row].begun_rows();
+        let Some(run) = self.dice.pick(&begun) else {
+            return false;
+        };
+        let seq = self.shards[row].observe(run, &mut self.dice);
+        let seq = NonZeroU64::new(seq).filter(|_| !self.dice.chance(8));
+        let health = match self.dice.below(4) {
+            0 => HealthEvidence::Available,
+            1 => HealthEvidence::Unknown,
+            _ => HealthEvidence::Unavailable,
+        };
+        let evidence = if self.dice.chance(8) {
+            Evidence::Rejected(EvidenceFault::Adapter)
+        } else {
+            Evidence::Valid { health, seq }
+        };
+        self.shards[row].stall(run, evidence);
+        true
+    }
+
+    /// A node answers one of the questions it was asked, in no order.
+    fn answers(&mut self) -> bool {
+        let row = self.a_shard();
+        let Some((slot, _)) = self.a_speaker(row) else {
+            return false;
+        };
+        self.shards[row].answer_command(slot, &mut self.dice, |seq, dice| {
+            let probed = match dice.below(10) {
+                0 => Probed::Unknown,
+                1 => Probed::Unavailable,
+                2 => Probed::Rejected(EvidenceFault::Target),
+                3 => return CommandAnswer::Failed,
+                _ => Probed::Available {
+                    seq: NonZeroU64::new(seq).unwrap(),
+                },
+            };
+            CommandAnswer::Probed(probed)
+        })
+    }
+
+    fn operator(&mut self) -> bool {
+        let node = NodeIndex::new(self.dice.below(self.names.nodes.len())).unwrap();
+        self.operator_asks(node)
     }
 
     /// A shard notices that a node has been silent for too long.

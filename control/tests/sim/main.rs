@@ -169,6 +169,7 @@ fn started() -> impl Fn(u64) -> u64 {
 #[test]
 fn a_seed_names_one_run_and_notices_change_nothing() {
     let mut digests = Vec::new();
+    let mut notices = 0;
     for seed in 1_000..1_010 {
         let plan = Plan {
             steps: 1_000,
@@ -185,12 +186,11 @@ fn a_seed_names_one_run_and_notices_change_nothing() {
             with.digest, without.digest,
             "seed {seed} depends on who takes the notices"
         );
-        assert!(
-            with.tally.notices > 0 && without.tally.notices == 0,
-            "seed {seed}"
-        );
+        assert_eq!(without.tally.notices, 0, "seed {seed}");
+        notices += with.tally.notices;
         digests.push(with.digest);
     }
+    assert!(notices >= 50, "{notices} notices: nothing was shown");
     digests.sort_unstable();
     digests.dedup();
     assert_eq!(digests.len(), 10, "two seeds gave one run");

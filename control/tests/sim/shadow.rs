@@ -4,12 +4,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iop_control::edge::Control;
+use iop_control::edge::{Control, Health};
 use iop_control::names::Names;
-use iop_control::step::{Effect, Event};
+use iop_control::step::{CommandAnswer, CommandId, Effect, Event, Evidence, Handoff, Probed};
 use iop_proto::catalog::Operation;
+use iop_proto::domain::HealthEvidence;
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
+use iop_proto::limits::COMMAND_MS;
 use iop_proto::reason::Reason;
+
+/// What is known of a provider in its present generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Known {
+    aside: bool,
+    mark: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    session: SessionRef,
+    provider: Option<ProviderIndex>,
+    deadline: Now,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
@@ -58,6 +74,11 @@ pub(crate) struct Shadow {
     last_used: Vec<u64>,
     /// A client that came back from a cancelled run: to be refused in this step.
     owed: Option<(ClientRef, Reason)>,
+    known: Vec<Known>,
+    asked: BTreeMap<CommandId, Asked>,
+    /// A client whose run stalled: to be handed on in this step, with this.
+    parked: Option<(ClientRef, Option<Handoff>)>,
+    granted_this_step: u32,
 }
 
 impl Shadow {
@@ -71,12 +92,17 @@ impl Shadow {
             returned: 0,
             last_used: vec![0; names.providers.len()],
             owed: None,
+            known: vec![Known::default(); names.providers.len()],
+            asked: BTreeMap::new(),
+            parked: None,
+            granted_this_step: 0,
             names,
         }
     }
 
     /// What control is told, before its answer.
     pub(crate) fn told(&mut self, now: Now, event: &Event) {
+        self.granted_this_step = 0;
         match *event {
             Event::Submit {
                 client,
@@ -115,6 +141,20 @@ impl Shadow {
             Event::Terminal { run, .. } | Event::Lost { run } => {
                 self.finish(run);
             }
+            Event::Stalled {
+                run,
+                client,
+                evidence,
+            } => {
+                let granted = self.finish(run);
+                let handoff = self.stalled(&granted, evidence);
+                self.parked = client.map(|client| (client, handoff));
+            }
+            Event::CommandAnswer {
+                session,
+                command,
+                answer,
+            } => self.command_answered(now, session, command, answer),
             Event::Closed { session, .. } => {
                 for row in 0..self.owners.len() {
                     if self.owners[row].is_some_and(|owner| owner.session == session) {
@@ -131,6 +171,51 @@ impl Shadow {
         }
     }
 
+    /// The evidence of a stall, by the letter: the overlay, and what is handed on.
+    fn stalled(&mut self, granted: &Granted, evidence: Evidence) -> Option<Handoff> {
+        let Evidence::Valid { health, seq } = evidence else {
+            return None;
+        };
+        if granted.fenced {
+            return None;
+        }
+        let provider = granted.provider;
+        let known = &mut self.known[provider.row()];
+        if let Some(seq) = seq.filter(|seq| seq.get() > known.mark) {
+            known.mark = seq.get();
+            known.aside |= health == HealthEvidence::Unavailable;
+        }
+        Some(Handoff { provider, health })
+    }
+
+    fn command_answered(
+        &mut self,
+        now: Now,
+        session: SessionRef,
+        command: CommandId,
+        answer: CommandAnswer,
+    ) {
+        self.asked.retain(|_, asked| asked.deadline > now);
+        let Some(asked) = self.asked.get(&command).copied() else {
+            return;
+        };
+        assert_eq!(asked.session, session, "a shard answers for another");
+        self.asked.remove(&command);
+        let CommandAnswer::Probed(Probed::Available { seq }) = answer else {
+            return;
+        };
+        let Some(provider) = asked.provider else {
+            return;
+        };
+        let known = &mut self.known[provider.row()];
+        if self.names.provider(provider).enabled && seq.get() > known.mark {
+            *known = Known {
+                aside: false,
+                mark: seq.get(),
+            };
+        }
+    }
+
     fn finish(&mut self, run: RunRef) -> Granted {
         let granted = self.runs.remove(&run).expect("a run is reported once");
         self.returned += u64::from(!granted.fenced);
@@ -139,6 +224,12 @@ impl Shadow {
 
     fn end_ownership(&mut self, row: usize) {
         let owner = self.owners[row].take().expect("had an owner");
+        self.asked.retain(|_, asked| asked.session != owner.session);
+        for (known, name) in self.known.iter_mut().zip(&self.names.providers) {
+            if name.node.row() == row {
+                *known = Known::default();
+            }
+        }
         for granted in self.runs.values_mut() {
             if granted.session == owner.session && !granted.fenced {
                 assert!(owner.ready, "a pending owner holds no lease");
@@ -193,8 +284,53 @@ impl Shadow {
                 assert!(!granted.fenced && !granted.begun && granted.cancelled.is_none());
                 granted.cancelled = Some(reason);
             }
+            Effect::Handoff { client, handoff } => {
+                let expected = self.parked.take();
+                assert_eq!(expected, Some((client, handoff)), "not what was stalled");
+                assert!(
+                    self.granted_this_step == 0,
+                    "granted before it was handed on"
+                );
+            }
+            Effect::Command {
+                session,
+                command,
+                provider,
+                ..
+            } => self.asks(now, session, command, provider),
             Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
         }
+    }
+
+    fn asks(
+        &mut self,
+        now: Now,
+        session: SessionRef,
+        command: CommandId,
+        provider: Option<ProviderIndex>,
+    ) {
+        let mut owners = self.owners.iter().flatten();
+        let owner = owners.find(|owner| owner.session == session);
+        assert!(owner.is_some_and(|owner| owner.ready), "asked a stranger");
+        if !command.is_operators() {
+            let about = provider.expect("a probe is about a provider");
+            assert!(
+                self.known[about.row()].aside,
+                "{about:?} is asked about in vain"
+            );
+            let mut others = self.asked.iter();
+            let other = others.find(|(id, asked)| !id.is_operators() && asked.session == session);
+            let is_over = other.is_none_or(|(_, asked)| asked.deadline <= now);
+            assert!(is_over, "two probes at one node");
+        }
+        let deadline = now.after_ms(COMMAND_MS);
+        let asked = Asked {
+            session,
+            provider,
+            deadline,
+        };
+        let before = self.asked.insert(command, asked);
+        assert!(before.is_none(), "a command's name was used again");
     }
 
     fn accepted(&mut self, session: SessionRef, node: NodeIndex) {
@@ -263,6 +399,7 @@ impl Shadow {
             let passed = self.may_serve(&loads, provider, older) && !held[older.model.row()];
             assert!(!passed, "{request:?} overtook {older:?}");
         }
+        self.granted_this_step += 1;
         self.taken += 1;
         self.last_used[provider.row()] = self.taken;
         let granted = Granted {
@@ -345,6 +482,7 @@ impl Shadow {
         let counts_tokens = request.operation == Operation::CountTokens;
         self.is_configured(provider, request)
             && self.owners[name.node.row()].is_some_and(|owner| owner.ready && !owner.draining)
+            && !self.known[provider.row()].aside
             && load.all < name.capacity
             && (!request.long || load.long < name.long_capacity)
             && (!counts_tokens || load.counting < (name.capacity / 4).max(1))
@@ -373,6 +511,10 @@ impl Shadow {
             self.owed.is_none(),
             "a cancelled request was never answered"
         );
+        assert!(
+            self.parked.is_none(),
+            "a stalled request was never handed on"
+        );
         if !control.has_pending() {
             let (loads, held) = (self.loads(), self.held_models());
             for waiting in self.waiting.iter().filter(|w| !held[w.model.row()]) {
@@ -399,11 +541,20 @@ impl Shadow {
         let loads = self.loads();
         for shown in snapshot.nodes.iter().flat_map(|node| &node.providers) {
             let load = loads[shown.provider.row()];
-            let books = (load.all, load.long);
+            let aside = self.known[shown.provider.row()].aside;
+            let is_shown = !(aside && self.names.provider(shown.provider).enabled);
+            let books = if is_shown {
+                (load.all, load.long)
+            } else {
+                (0, 0)
+            };
+            let is_aside = shown.health == Health::Unavailable;
+            assert_eq!(is_aside, !is_shown, "{:?}", shown.provider);
             let figures = (shown.in_flight, shown.long_in_flight);
             assert_eq!(figures, books, "{:?}", shown.provider);
             let node = self.names.provider(shown.provider).node;
-            let live = self.owners[node.row()].is_some_and(|owner| owner.ready && !owner.draining);
+            let owner = self.owners[node.row()];
+            let live = owner.is_some_and(|owner| owner.ready && !owner.draining) && !aside;
             let counts = |waiting: &&Request| live && self.is_configured(shown.provider, waiting);
             let queued = self.waiting.iter().filter(counts).count();
             assert_eq!(

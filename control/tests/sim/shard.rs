@@ -1,7 +1,7 @@
 //! A shard as `step` describes it: sessions, client slots, run slots with the dead-slot rule.
 use std::collections::{BTreeMap, VecDeque};
 
-use iop_control::step::{Effect, Ending, Event};
+use iop_control::step::{CommandAnswer, CommandId, Effect, Ending, Event, Evidence};
 use iop_proto::ids::{ClientRef, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
@@ -31,6 +31,8 @@ pub(crate) enum ClientState {
     /// Submitted, or back from a grant: control owes an answer.
     Waiting,
     Running(u32),
+    /// Its run stalled: control owes the handoff.
+    Parked,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,21 @@ pub(crate) struct Session {
     pub(crate) silent: Option<Now>,
     /// Requests not begun, in order.
     pub(crate) writer: VecDeque<u32>,
+    /// Commands not answered yet.
+    pub(crate) commands: Vec<CommandId>,
+    /// The node's last observation number on this connection.
+    pub(crate) observed: u64,
+}
+
+impl Session {
+    /// Numbers are drawn in order and may arrive in another: now and then an old one is used.
+    fn observe(&mut self, dice: &mut Dice) -> u64 {
+        if self.observed > 0 && dice.chance(4) {
+            return 1 + dice.below(usize::try_from(self.observed).unwrap()) as u64;
+        }
+        self.observed += 1;
+        self.observed
+    }
 }
 
 #[derive(Debug)]
@@ -151,6 +168,8 @@ impl Shard {
             ready: false,
             silent: None,
             writer: VecDeque::new(),
+            commands: Vec::new(),
+            observed: 0,
         });
         Some(slot)
     }
@@ -240,10 +259,27 @@ impl Shard {
                 }
             }
             Effect::Cancel { run, reason } => self.cancel(run, reason, people, dice),
+            Effect::Handoff { client, .. } => self.handed_on(client, people),
+            Effect::Command {
+                session, command, ..
+            } => {
+                if let Some(session) = self.session(session) {
+                    assert!(session.ready, "asked before its acknowledgement");
+                    session.commands.push(command);
+                }
+            }
             Effect::Ping { token } => self.events.push_back(Event::Pong { token }),
             Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
         }
         None
+    }
+
+    fn handed_on(&mut self, client: ClientRef, people: &mut [Person]) {
+        if let Some(client) = self.client(client) {
+            assert_eq!(client.state, ClientState::Parked, "nobody waits for it");
+            client.state = ClientState::Idle;
+            people[client.person].answered += 1;
+        }
     }
 
     fn cancel(&mut self, run: RunRef, reason: Reason, people: &mut [Person], dice: &mut Dice) {
@@ -379,7 +415,7 @@ impl Shard {
         };
         people[tenant.person].gone = true;
         match tenant.state {
-            ClientState::Idle => {}
+            ClientState::Idle | ClientState::Parked => {}
             ClientState::Waiting => self.events.push_back(Event::ClientGone { client }),
             ClientState::Running(row) => {
                 let run = self.run_ref(row);
@@ -493,6 +529,64 @@ impl Shard {
         }
         self.runs.insert(row, (run.generation, Run::Done));
         self.events.push_back(Event::Terminal { run, ending });
+    }
+
+    /// The stall terminal of a begun run arrives: its client waits for the handoff.
+    pub(crate) fn stall(&mut self, row: u32, evidence: Evidence) {
+        let run = self.run_ref(row);
+        let (
+            _,
+            Run::Live {
+                client,
+                begun: true,
+                ..
+            },
+        ) = self.runs[&row]
+        else {
+            panic!("not begun")
+        };
+        if let Some(slot) = client {
+            self.clients[slot as usize].tenant.as_mut().unwrap().state = ClientState::Parked;
+        }
+        self.runs.insert(row, (run.generation, Run::Done));
+        let client = client.map(|slot| self.client_ref(slot));
+        self.events.push_back(Event::Stalled {
+            run,
+            client,
+            evidence,
+        });
+    }
+
+    /// The next observation number of the node that run `row` is on; sometimes an old one.
+    pub(crate) fn observe(&mut self, row: u32, dice: &mut Dice) -> u64 {
+        let (_, Run::Live { session, .. }) = self.runs[&row] else {
+            panic!("not live")
+        };
+        let session = self.sessions[session as usize].tenant.as_mut().unwrap();
+        session.observe(dice)
+    }
+
+    /// Answers some outstanding command of a session.
+    pub(crate) fn answer_command(
+        &mut self,
+        slot: usize,
+        dice: &mut Dice,
+        answer: impl FnOnce(u64, &mut Dice) -> CommandAnswer,
+    ) -> bool {
+        let reference = self.session_ref(slot);
+        let session = self.sessions[slot].tenant.as_mut().unwrap();
+        if session.commands.is_empty() {
+            return false;
+        }
+        let command = session.commands.remove(dice.below(session.commands.len()));
+        let seq = session.observe(dice);
+        let answer = answer(seq, dice);
+        self.events.push_back(Event::CommandAnswer {
+            session: reference,
+            command,
+            answer,
+        });
+        true
     }
 
     /// Rows of begun runs without terminal whose node can still send one.

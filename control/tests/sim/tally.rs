@@ -1,7 +1,7 @@
 //! How much happened, so that a simulation cannot become too tame to prove anything.
 use core::fmt;
 
-use iop_control::edge::Counters;
+use iop_control::edge::{Counters, HealthSource, Outcome};
 use iop_proto::reason::Reason;
 
 use crate::acts::ACTS;
@@ -20,7 +20,7 @@ pub(crate) struct Tally {
 type Count = fn(&Counters) -> u64;
 
 /// What control must have come across often.
-const OUTCOMES: [(&str, Count); 10] = [
+const OUTCOMES: [(&str, Count); 15] = [
     ("grants", |c| c.grants),
     ("grants of waiters", |c| c.grants_queued),
     ("back in the queue", |c| c.queue_returns),
@@ -31,6 +31,22 @@ const OUTCOMES: [(&str, Count); 10] = [
     ("queue full", |c| c.refusals(Reason::QueueFull)),
     ("superseded while pending", |c| c.superseded_pending),
     ("stale events", |c| c.stale_events),
+    ("overlays lowered", |c| {
+        c.evidence_of(HealthSource::Stall, Outcome::Lowered)
+    }),
+    ("overlays cleared", |c| {
+        c.evidence_of(HealthSource::Capabilities, Outcome::Cleared)
+    }),
+    ("outdated evidence", |c| {
+        HealthSource::ALL
+            .map(|source| c.evidence_of(source, Outcome::Stale))
+            .iter()
+            .sum()
+    }),
+    ("commands", |c| c.commands_sent),
+    ("commands without answer", |c| {
+        c.commands_timed_out + c.commands_lost
+    }),
 ];
 /// Each outcome and each act at least this often, over a whole run of many seeds.
 const OFTEN: u64 = 100;

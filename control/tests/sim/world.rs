@@ -3,11 +3,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use iop_control::edge::Control;
+use iop_control::edge::{Control, Tuning};
 use iop_control::names::Names;
 use iop_control::step::{Effect, Event, Out};
 use iop_proto::catalog::Operation;
-use iop_proto::ids::{ModelIndex, NodeIndex, Now, ShardIndex};
+use iop_proto::domain::CommandKind;
+use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex, ShardIndex};
 use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
@@ -81,7 +82,15 @@ impl World {
         let shards = 1 + dice.below(3);
         let step = EFFECTS_PER_STEP_MAX as usize;
         Self {
-            control: Control::new(Arc::clone(&names), shards, Now::default()),
+            control: Control::tuned(
+                Arc::clone(&names),
+                shards,
+                Now::default(),
+                Tuning {
+                    seed,
+                    ..Tuning::default()
+                },
+            ),
             out: Out::default(),
             now: Now::default(),
             shards: (0..shards)
@@ -150,9 +159,15 @@ impl World {
         if self.steps < self.events_stalled[row] || !self.has_room() {
             return false;
         }
-        let Some(event) = self.shards[row].events.pop_front() else {
+        let Some(&event) = self.shards[row].events.front() else {
             return false;
         };
+        if matches!(event, Event::CommandAnswer { .. }) && self.is_due() {
+            // Whether a wait that is over was noticed before its answer is nobody's business here.
+            self.tick();
+            return true;
+        }
+        self.shards[row].events.pop_front();
         self.handle(event);
         true
     }
@@ -167,6 +182,8 @@ impl World {
             | Event::Begun { .. }
             | Event::NotSent { .. }
             | Event::Terminal { .. }
+            | Event::Stalled { .. }
+            | Event::CommandAnswer { .. }
             | Event::Lost { .. } => {
                 self.past.truncate(PAST_MAX - 1);
                 self.past.push_front(event);
@@ -216,7 +233,32 @@ impl World {
         self.shadow.settle(&self.control);
         if self.takes_notices {
             self.tally.notices += self.control.take_events().count() as u64;
+            self.tally.notices += self.control.take_health().count() as u64;
         }
+        self.control.take_finished().count();
+    }
+
+    fn is_due(&self) -> bool {
+        let deadline = self.control.next_deadline();
+        deadline.is_some_and(|at| at <= self.now)
+    }
+
+    /// An operator asks the node about one of its providers, or about itself.
+    pub(crate) fn operator_asks(&mut self, node: NodeIndex) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let rows = (0..self.names.providers.len()).filter_map(ProviderIndex::new);
+        let of_node: Vec<_> = rows
+            .filter(|&row| self.names.provider(row).node == node)
+            .collect();
+        let about = self.dice.pick(&of_node);
+        let kind = CommandKind::Capabilities;
+        let asked = self
+            .control
+            .command(self.now, node, kind, about, &mut self.out);
+        self.collect();
+        asked.is_ok()
     }
 
     pub(crate) fn deliver_effect(&mut self) -> bool {

@@ -1,4 +1,5 @@
-//! The admin endpoint: `/metrics`, `/healthz`, `/readyz`, `/status`, over ordinary async HTTP.
+//! The admin endpoint: `/metrics`, `/healthz`, `/readyz`, `/status` and commands to nodes, over
+//! ordinary async HTTP.
 //!
 //! Lives on: a cold thread with a runtime of its own. View: mirrors, and a snapshot when asked.
 //! Bound: the connections of `listener`, one snapshot under way.
@@ -15,22 +16,25 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use iop_proto::reason::Reason;
 use tokio::sync::{Mutex, oneshot};
 
 use crate::alloc::{self, Role};
 use crate::metrics::{CONTENT_TYPE, Exposition, ShardMetric};
 
+mod command;
 mod listener;
 mod readiness;
 mod status;
 #[cfg(test)]
 mod tests;
 
+pub use command::{AnswerSender, CommandError, CommandRequest, CommandSource, CommandText};
+pub use command::{answer_lane, command_lane};
 use listener::Bounded;
 pub use readiness::{Readiness, ReadinessReader, ReadinessWriter, readiness};
 use status::{EdgeFigures, StatusError};
@@ -42,6 +46,7 @@ pub struct Admin {
     pub exposition: Exposition,
     pub readiness: ReadinessReader,
     pub status: StatusSource,
+    pub commands: CommandSource,
 }
 
 /// Why the endpoint could not start.
@@ -174,6 +179,8 @@ async fn serve(
         .route("/healthz", get(async || plain(StatusCode::OK, "ok\n")))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
+        .route("/nodes/{id}/commands", post(command))
+        .layer(DefaultBodyLimit::max(command::BODY_BYTES_MAX))
         .fallback(async || refusal(StatusCode::NOT_FOUND, Reason::RouteUnknown))
         .method_not_allowed_fallback(async || {
             refusal(StatusCode::METHOD_NOT_ALLOWED, Reason::MethodNotAllowed)
@@ -230,6 +237,21 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
     match document {
         Ok(text) => answer(StatusCode::OK, "application/json", text.into()),
         Err(error) => failure(error.label(), error.text()),
+    }
+}
+
+async fn command(
+    State(shared): State<Arc<Shared>>,
+    Path(node): Path<String>,
+    body: Bytes,
+) -> Response {
+    match shared.admin.commands.ask(node, &body).await {
+        Ok(text) => answer(StatusCode::OK, "application/json", text.into()),
+        Err(error) => answer(
+            error.status(),
+            "application/json",
+            error_body(error.label(), error.text()),
+        ),
     }
 }
 

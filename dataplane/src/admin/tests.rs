@@ -37,6 +37,7 @@ fn world(bounds: Bounds) -> World {
         exposition: Exposition::new(vec![shard_reader], front, control),
         readiness: readiness_reader,
         status: source,
+        commands: command_lane(1_000, || {}).0,
     };
     let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = listener.local_addr().unwrap();

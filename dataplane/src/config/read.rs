@@ -382,6 +382,7 @@ const TIMEOUTS: &[&str] = &[
     "dead_ms",
     "registration_ms",
     "drain_ms",
+    "command_ms",
 ];
 
 /// Waits, and the queue's own. `[D-29]`
@@ -403,6 +404,7 @@ fn timeouts(root: &Group<'_>) -> (Timeouts, u64) {
         dead_ms: wait("dead_ms", bounds::DEAD_MS),
         registration_ms: wait("registration_ms", bounds::REGISTRATION_MS),
         drain_ms: wait("drain_ms", bounds::DRAIN_TIMEOUT_MS),
+        command_ms: wait("command_ms", bounds::COMMAND_MS),
     };
     if timeouts.dead_ms < 2 * timeouts.heartbeat_ms
         && let Some(group) = &group

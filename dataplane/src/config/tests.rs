@@ -215,7 +215,8 @@ credential_plane: off
 limits: {clients_max: 10, handshakes_max: 3, output_pool_bytes: 2 MiB, body_pool_bytes: 3_000_000,
          body_bytes_max: 64KiB, queue_waiters_max: 7, queue_bytes_max: 1 GiB}
 timeouts: {handshake_ms: 1, head_ms: 2, body_ms: 3, keep_alive_ms: 4, queue_wait_ms: 5,
-           write_stall_ms: 6, heartbeat_ms: 7, dead_ms: 14, registration_ms: 9, drain_ms: 10}
+           write_stall_ms: 6, heartbeat_ms: 7, dead_ms: 14, registration_ms: 9, drain_ms: 10,
+           command_ms: 11}
 ingress: {tolerate_half_close: true}
 log: {level: debug, access: 1/100}
 ";
@@ -244,6 +245,7 @@ log: {level: debug, access: 1/100}
         dead_ms: 14,
         registration_ms: 9,
         drain_ms: 10,
+        command_ms: 11,
     };
     assert_eq!(config.timeouts, timeouts);
     assert!(config.tolerate_half_close);
@@ -1093,6 +1095,7 @@ fn d29_no_wait_is_zero_and_the_dead_have_had_two_pings() {
         "write_stall_ms",
         "registration_ms",
         "drain_ms",
+        "command_ms",
         "heartbeat_ms",
         "dead_ms",
     ];

@@ -647,8 +647,6 @@ mod tests {
         );
         // The contract's names are kept free for the decisions they will count. `[D-24]`
         for reserved in [
-            "iop_edge_provider_health_evidence_total",
-            "iop_edge_provider_health_transitions_total",
             "iop_edge_liveness_recovery_eligibility_total",
             "iop_edge_liveness_recovery_results_total",
         ] {

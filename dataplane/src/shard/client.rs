@@ -7,7 +7,7 @@
 //!            ┌────────────────── keep-alive ───────────────────┐
 //!            ▼                                                 │
 //! arrives ─ Head ─► Body ─► Waiting ─► Running ─► Flushing ────┤
-//!            │        │        │          │                    ▼
+//!            │        │        │          └► Parked ─┘         ▼
 //!            └────────┴────────┴──────────┴──► Draining ──► Closing ──► Free
 //! ```
 //! A read stays armed in every phase; after early bytes a poll for hang-up takes its place. `[D-46]`
@@ -55,6 +55,8 @@ pub(super) enum Phase {
     Running {
         run: u32,
     },
+    /// Its run stalled; control decides what that says of the provider, then it is told.
+    Parked,
     /// The answer is complete and on its way to the socket.
     Flushing,
     /// Answered for the last time: what still comes is dropped, within a bound. `[D-42]`
@@ -399,6 +401,7 @@ impl Shard {
                 Phase::Waiting
                 | Phase::Leaving { .. }
                 | Phase::Running { .. }
+                | Phase::Parked
                 | Phase::Flushing => {
                     if self
                         .early
@@ -464,7 +467,9 @@ impl Shard {
         let client = &mut self.clients[row];
         client.input_closed = true;
         match client.phase {
-            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } if tolerated => {
+            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } | Phase::Parked
+                if tolerated =>
+            {
                 client.asked.keep_alive = false;
             }
             // The answer is complete: it may still be wanted.
@@ -513,7 +518,7 @@ impl Shard {
                 self.log_access(row);
                 self.detach_run(run as usize);
             }
-            Phase::Flushing => self.log_access(row),
+            Phase::Parked | Phase::Flushing => self.log_access(row),
             _ => {}
         }
     }
@@ -682,9 +687,11 @@ impl Shard {
             }
             Phase::Body => self.refuse_unread(row, Reason::BodyTimeout),
             Phase::Draining => self.close_client(row, false),
-            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } | Phase::Flushing => {
-                client.deadline = None
-            }
+            Phase::Waiting
+            | Phase::Leaving { .. }
+            | Phase::Running { .. }
+            | Phase::Parked
+            | Phase::Flushing => client.deadline = None,
             Phase::Free | Phase::Closing => {}
         }
     }

@@ -66,6 +66,12 @@ impl Shard {
         written.map_err(|_| Reason::EnvelopeTooLong)
     }
 
+    /// Adapter and target of the run's lease: what its request said, and its evidence must. `[I3.5]`
+    pub(super) fn leased_binding(&self, run: usize) -> (&str, &str) {
+        let provider = self.config.names.provider(self.runs[run].provider);
+        (&provider.adapter, &provider.target)
+    }
+
     fn request_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
         let run = &self.runs[run];
         let provider = self.config.names.provider(run.provider);

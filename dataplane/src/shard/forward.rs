@@ -7,6 +7,7 @@
 //! `client_end` and `client_run_failed`. `[R-349]`
 use iop_control::step::Ending;
 use iop_proto::domain::FrameKind;
+use iop_proto::framing::MessageType;
 use iop_proto::legacy;
 use iop_proto::limits::HEADERS_MAX;
 use iop_proto::reason::Reason;
@@ -39,7 +40,9 @@ impl Shard {
         }
         let in_order = self.take_sequence(run, frame.sequence);
         match kind {
-            FrameKind::End | FrameKind::Error => self.terminal(session, run, &frame, in_order),
+            FrameKind::End | FrameKind::Error => {
+                self.terminal(session, run, &frame, in_order, payload)
+            }
             _ if !in_order => self.broken_stream(session, run),
             FrameKind::Body => self.body(session, run, frame.body),
             FrameKind::ResponseStart => self.start(session, run, &frame),
@@ -90,14 +93,15 @@ impl Shard {
         Ok(())
     }
 
-    /// A terminal releases the lease whatever its form; only a well-formed one speaks to the client.
-    /// `[A-29]` `[R-246]`
+    /// A terminal releases the lease whatever its form; only a well-formed one speaks to the client,
+    /// and one with evidence not before control has decided by it. `[A-29]` `[R-246]` `[R-168]`
     fn terminal(
         &mut self,
         session: usize,
         run: usize,
         frame: &TunnelFrameView<'_>,
         in_order: bool,
+        payload: &[u8],
     ) -> Result<(), Reason> {
         if self.is_being_sent(session, run) {
             return Err(Reason::EnvelopeWrongState); // an answer before the request was whole
@@ -105,6 +109,11 @@ impl Shard {
         let is_end = frame.frame_kind() == FrameKind::End;
         let well_formed = in_order && (!is_end || self.runs[run].head_seen);
         let client = self.runs[run].has_client();
+        if well_formed && !is_end && frame.has_failure {
+            let reason = failure_of(frame.error);
+            self.failed_terminal(run, MessageType::ProviderTunnelFrame, payload, reason);
+            return Ok(());
+        }
         let (ending, verdict) = if !well_formed {
             if client {
                 self.end_client(run, Err(Reason::StreamViolation));

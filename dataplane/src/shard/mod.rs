@@ -12,8 +12,10 @@ mod answer;
 mod body;
 pub mod buffer;
 mod client;
+mod command;
 mod dispatch;
 mod forward;
+mod handoff;
 pub mod http1;
 mod inbound;
 pub mod outbox;
@@ -41,6 +43,7 @@ use iop_proto::limits::{
 };
 use iop_ring::spsc::Consumer;
 
+use crate::admin::AnswerSender;
 use crate::cold::access_log::AccessSink;
 use crate::config::{EdgeConfig, Limits, Timeouts};
 use crate::front::handover::Handover;
@@ -180,6 +183,8 @@ pub struct ShardParts {
     pub metrics: ShardMetrics,
     pub access: AccessSink,
     pub peers: Peers,
+    /// Whole answers to operators' commands go here.
+    pub answers: AnswerSender,
 }
 
 /// A shard's whole state.
@@ -240,6 +245,7 @@ pub struct Shard {
     waker: Waker,
     metrics: ShardMetrics,
     access: AccessSink,
+    answers: AnswerSender,
     swept: Now,
     /// A direct send of this turn holds something up: the next enter does not wait.
     settle_soon: bool,
@@ -333,6 +339,7 @@ impl Shard {
             waker,
             metrics,
             access: parts.access,
+            answers: parts.answers,
             peers: parts.peers,
             swept: Now::default(),
             settle_soon: false,

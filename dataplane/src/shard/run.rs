@@ -1,8 +1,8 @@
 //! Run slots: allocated and freed by control, lived in here. `[D-32]`
 //!
 //! Lives on: one shard, that of the node's session. Bound: `RUNS_PER_SHARD_MAX` slots; a slot gets
-//! exactly one final report (`NotSent`, `Terminal`, `Lost`) and is free from then on.
-use iop_control::step::{Ending, Event};
+//! exactly one final report (`NotSent`, `Terminal`, `Stalled`, `Lost`) and is free from then on.
+use iop_control::step::{Ending, Event, Evidence};
 use iop_proto::catalog::Operation;
 use iop_proto::ids::{
     BootNonce, ClientRef, Now, ProviderIndex, RunId, RunRef, ShardIndex, SlotGeneration,
@@ -159,6 +159,22 @@ impl Shard {
         self.outbox.owe(match ending {
             Some(ending) => Event::Terminal { run, ending },
             None => Event::Lost { run },
+        });
+        self.free_run(row);
+    }
+
+    /// Ends a run whose terminal says that it stalled; `client` waits for control's word on it.
+    pub(super) fn end_stalled(
+        &mut self,
+        row: usize,
+        client: Option<ClientRef>,
+        evidence: Evidence,
+    ) {
+        debug_assert_eq!(self.runs[row].stage, Stage::Begun);
+        self.outbox.owe(Event::Stalled {
+            run: self.runs[row].reference,
+            client,
+            evidence,
         });
         self.free_run(row);
     }

@@ -22,6 +22,7 @@ use iop_proto::view::{
     RegisterRequestView, check_cut_tail, cut_probe,
 };
 
+use super::command::Questions;
 use super::inbound::{Inbound, Plain};
 use super::run::{NONE, Stage};
 use super::uring::{Kind, Token};
@@ -105,6 +106,7 @@ pub(super) struct Session {
     pub close_when_flushed: Option<Reason>,
     violations: u32,
     violations_since: Now,
+    pub questions: Questions,
     pub in_dirty: bool,
 }
 
@@ -134,6 +136,7 @@ impl Session {
             close_when_flushed: None,
             violations: 0,
             violations_since: Now::default(),
+            questions: Questions::default(),
             in_dirty: false,
         }
     }
@@ -554,6 +557,9 @@ impl Shard {
                 self.go_away(row);
                 Ok(())
             }
+            MessageType::NodeCommandResponse => {
+                self.command_answer(row, view.reply_to, view.payload)
+            }
             other => self.unasked(other, view.payload),
         }
     }
@@ -563,6 +569,10 @@ impl Shard {
         iop_proto::map::decode(kind, payload).map_err(|_| Reason::EnvelopeMalformed)?;
         self.metrics.inc(ShardMetric::EnvelopesIgnored);
         Ok(())
+    }
+
+    pub(super) fn session_reference(&self, row: usize) -> SessionRef {
+        self.sessions[row].reference(self.index, row)
     }
 
     fn owe_reply(&mut self, row: usize) -> Result<SessionRef, Reason> {

@@ -281,6 +281,13 @@ impl Shard {
                 }
             }
             Effect::Cancel { run, reason } => self.cancel_by_control(run, reason),
+            Effect::Handoff { client, handoff } => self.handed_off(client, handoff),
+            Effect::Command {
+                session,
+                command,
+                kind,
+                provider,
+            } => self.command(session, command, kind, provider),
             Effect::Ping { token } => self.outbox.owe(Event::Pong { token }),
             Effect::Drain { grace_ms, .. } => self.drain(grace_ms),
             Effect::Stop { .. } => self.stop(),
@@ -315,6 +322,7 @@ impl Shard {
                 | Phase::Waiting
                 | Phase::Leaving { .. }
                 | Phase::Running { .. }
+                | Phase::Parked
                 | Phase::Flushing => true,
             });
         self.metrics
@@ -327,7 +335,9 @@ impl Shard {
         for row in 0..self.clients_high {
             match self.clients[row].phase {
                 Phase::Running { run } => self.fail_run(run as usize, Reason::Draining),
-                Phase::Waiting | Phase::Leaving { .. } => self.client_ends(row, Reason::Draining),
+                Phase::Waiting | Phase::Leaving { .. } | Phase::Parked => {
+                    self.client_ends(row, Reason::Draining);
+                }
                 Phase::Head | Phase::Body => self.close_client(row, true),
                 Phase::Free | Phase::Flushing | Phase::Draining | Phase::Closing => {}
             }

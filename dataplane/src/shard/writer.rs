@@ -111,7 +111,7 @@ impl Shard {
         self.queue_control(row, &bytes[..length])
     }
 
-    fn queue_control(&mut self, row: usize, envelope: &[u8]) -> Result<(), Reason> {
+    pub(super) fn queue_control(&mut self, row: usize, envelope: &[u8]) -> Result<(), Reason> {
         let control = &mut self.sessions[row].writer.control;
         self.wire
             .append(control, envelope)

@@ -153,6 +153,7 @@ impl Print {
                 Timer::Begin(run) => self.run(run),
                 Timer::Close(session) => self.session(session),
                 Timer::Beat(_) => {}
+                Timer::Command(_) | Timer::Probe(_) => unreachable!("nothing stalls here"),
             }
         }
     }
@@ -209,6 +210,9 @@ impl Print {
             Event::Begun { run } | Event::Terminal { run, .. } | Event::Lost { run } => {
                 self.run(run);
             }
+            Event::Stalled { .. } | Event::CommandAnswer { .. } => {
+                unreachable!("nothing stalls here")
+            }
             Event::Pong { .. } => {}
         }
     }
@@ -240,6 +244,9 @@ impl Print {
             }
             Effect::Refuse { client, .. } => self.client(client),
             Effect::Cancel { run, .. } => self.run(run),
+            Effect::Handoff { .. } | Effect::Command { .. } => {
+                unreachable!("nothing stalls here")
+            }
             Effect::Ping { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {}
         }
     }

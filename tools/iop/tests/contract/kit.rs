@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use iop_proto::domain::{
-    FrameKind, Message, NodeReadyRequest, Ping, Pong, RegisterRequest, RegisterResponse,
+    ExecutionFailure, FailureCode, Fence, FrameKind, HealthEvidence, HealthPair, Message,
+    NodeReadyRequest, Observation, Ping, Pong, RegisterRequest, RegisterResponse, TunnelFrame,
     TunnelRequest,
 };
 use iop_proto::reason::Reason;
@@ -271,11 +272,43 @@ impl Run {
         node.frame(&TunnelFrameOut::error(&self.id, sequence, text));
     }
 
+    /// The stall terminal of the run.
+    pub(crate) fn stall(&mut self, node: &mut Node, failure: ExecutionFailure) {
+        let sequence = self.step();
+        let frame = TunnelFrame {
+            error: "provider stopped".into(),
+            failure: Some(failure),
+            ..TunnelFrame::new(self.id.clone(), FrameKind::Error, sequence)
+        };
+        node.send_bytes(&envelope(&Message::TunnelFrame(frame)));
+    }
+
     /// A frame of that kind and sequence, nothing else in it.
     pub(crate) fn bare(&self, kind: FrameKind, sequence: u64) -> Vec<u8> {
         let mut frame = TunnelFrameOut::end(&self.id, sequence);
         frame.kind = kind;
         frame_bytes(&frame)
+    }
+}
+
+/// What a node says of a stalled run, its fence confirmed.
+pub(crate) fn stall(
+    health: HealthEvidence,
+    adapter: &str,
+    target: &str,
+    seq: Option<&str>,
+) -> ExecutionFailure {
+    ExecutionFailure {
+        code: FailureCode::ResponseStalled,
+        health: HealthPair::Known(health),
+        idle_ms: Some(300_000),
+        run_id: Some("of the node".into()),
+        attempt_id: Some("1".into()),
+        fence: Some(Fence::Confirmed),
+        adapter: Some(adapter.into()),
+        target: Some(target.into()),
+        observation: Observation::from_text(seq.map(str::to_owned)),
+        dropped_keys: 0,
     }
 }
 

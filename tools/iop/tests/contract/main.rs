@@ -7,16 +7,19 @@
 mod support;
 
 mod cancel;
+mod commands;
 mod cut;
 mod disconnect;
 mod dispatch;
 mod envelopes;
 mod generations;
+mod handoff;
 mod heartbeat;
 mod histories;
 mod identity;
 mod kit;
 mod leases;
+mod overlay;
 mod passthrough;
 mod prohibition;
 mod readiness;

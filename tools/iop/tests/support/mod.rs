@@ -434,6 +434,7 @@ pub struct Node {
     next_id: u64,
     /// Of the envelope received last.
     pub reply_to: u64,
+    pub id: u64,
 }
 
 impl std::fmt::Debug for Node {
@@ -528,6 +529,14 @@ pub fn envelope_with(message: &Message, id: u64) -> Vec<u8> {
     bytes
 }
 
+/// As `envelope`, in answer to the Edge's request `reply_to`.
+pub fn envelope_reply(message: &Message, reply_to: u64) -> Vec<u8> {
+    let (kind, payload) = map::encode(message);
+    let mut bytes = Vec::new();
+    encode_envelope(kind, 0, reply_to, &payload, &mut bytes).expect("a legal envelope");
+    bytes
+}
+
 impl Node {
     /// A verified connection that has not registered.
     pub fn connect(edge: &Edge, name: &str) -> Self {
@@ -548,6 +557,7 @@ impl Node {
             assembler: Assembler::new(64 * 1024 * 1024),
             next_id: 1,
             reply_to: 0,
+            id: 0,
         }
     }
 
@@ -629,6 +639,7 @@ impl Node {
                     continue;
                 };
                 self.reply_to = envelope.reply_to;
+                self.id = envelope.id;
                 return Some(map::decode(kind, &envelope.payload).expect("the Edge encodes well"));
             }
             let mut bytes = [0; 16 * 1024];
