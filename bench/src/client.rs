@@ -6,10 +6,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::error::Error;
-use crate::event::{self, LEAD_BYTES};
+use crate::event::{self, LEAD_BYTES, Wording};
 
 /// Longest answer head that is accepted.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// Longest line of a rewritten answer that is accepted.
+const LINE_BYTES_MAX: usize = 64 * 1024;
 /// What marks a request of ours; five digits of the stream's number follow.
 pub(crate) const MARK: &[u8] = b"\"user\":\"s";
 const MARK_DIGITS: usize = 5;
@@ -57,6 +59,9 @@ enum Place {
 pub(crate) struct Parser {
     place: Place,
     head: Vec<u8>,
+    wording: Wording,
+    /// The line that has begun, of an answer that is rewritten.
+    line: Vec<u8>,
     event_bytes: usize,
     /// Bytes of the current event that have arrived.
     at: usize,
@@ -66,11 +71,13 @@ pub(crate) struct Parser {
 }
 
 impl Parser {
-    /// Of an answer whose events are `event_bytes` long.
-    pub(crate) const fn new(event_bytes: usize) -> Self {
+    /// Of an answer whose events are `event_bytes` long, unless they are rewritten.
+    pub(crate) const fn new(event_bytes: usize, wording: Wording) -> Self {
         Self {
             place: Place::Head,
             head: Vec::new(),
+            wording,
+            line: Vec::new(),
             event_bytes,
             at: 0,
             lead: [0; LEAD_BYTES],
@@ -180,7 +187,32 @@ impl Parser {
     }
 
     #[inline]
-    fn payload(&mut self, mut data: &[u8], seen: &mut impl FnMut(u64)) -> Result<(), Error> {
+    fn payload(&mut self, data: &[u8], seen: &mut impl FnMut(u64)) -> Result<(), Error> {
+        match self.wording {
+            Wording::Exact => self.exact(data, seen),
+            Wording::Rewritten => self.rewritten(data, seen),
+        }
+    }
+
+    fn rewritten(&mut self, data: &[u8], seen: &mut impl FnMut(u64)) -> Result<(), Error> {
+        for piece in data.split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if self.line.len() > LINE_BYTES_MAX {
+                return Err(Error::part("a line without an end"));
+            }
+            if !piece.ends_with(b"\n") {
+                break;
+            }
+            if let Some(stamp) = event::marked(&self.line) {
+                self.events += 1;
+                seen(stamp);
+            }
+            self.line.clear();
+        }
+        Ok(())
+    }
+
+    fn exact(&mut self, mut data: &[u8], seen: &mut impl FnMut(u64)) -> Result<(), Error> {
         while !data.is_empty() {
             if self.at < LEAD_BYTES {
                 let part = (LEAD_BYTES - self.at).min(data.len());
@@ -213,14 +245,18 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn connect(to: SocketAddr, event_bytes: usize) -> Result<Self, Error> {
+    pub(crate) fn connect(
+        to: SocketAddr,
+        event_bytes: usize,
+        wording: Wording,
+    ) -> Result<Self, Error> {
         let socket = TcpStream::connect(to).map_err(Error::io(format!("connect to {to}")))?;
         let set = socket.set_nodelay(true);
         set.and_then(|()| socket.set_nonblocking(true))
             .map_err(Error::io("a client's socket"))?;
         Ok(Self {
             socket,
-            parser: Parser::new(event_bytes),
+            parser: Parser::new(event_bytes, wording),
             asked: 0,
         })
     }
@@ -280,7 +316,7 @@ mod tests {
             &[&body[..70], &body[70..]],
         );
         for cut in 1..whole.len() {
-            let mut parser = Parser::new(LENGTH);
+            let mut parser = Parser::new(LENGTH, Wording::Exact);
             let mut stamps = Vec::new();
             for part in [&whole[..cut], &whole[cut..]] {
                 parser.take(part, &mut |stamp| stamps.push(stamp)).unwrap();
@@ -294,22 +330,49 @@ mod tests {
     fn a_body_that_ends_with_the_connection_is_read_and_a_broken_one_is_not_taken() {
         let mut whole = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
         whole.extend(events(2));
-        let mut parser = Parser::new(LENGTH);
+        let mut parser = Parser::new(LENGTH, Wording::Exact);
         parser.take(&whole, &mut |_| {}).unwrap();
         assert!(!parser.is_done());
         parser.end().unwrap();
         assert!(parser.is_done() && parser.events() == 2);
-        let mut broken = Parser::new(LENGTH);
+        let mut broken = Parser::new(LENGTH, Wording::Exact);
         broken.take(&whole[..whole.len() - 1], &mut |_| {}).unwrap();
         assert!(broken.end().is_err());
     }
 
     #[test]
+    fn rewritten_events_are_found_and_what_was_added_is_not_one() {
+        let text =
+            b": hi\n\ndata: {\"c\": \"~00000000000000ff~xx\"}\n\ndata: {}\n\ndata: [DONE]\n\n";
+        let whole = answer(
+            "transfer-encoding: chunked\r\n",
+            &[&text[..20], &text[20..]],
+        );
+        for cut in 1..whole.len() {
+            let mut parser = Parser::new(LENGTH, Wording::Rewritten);
+            let mut stamps = Vec::new();
+            for part in [&whole[..cut], &whole[cut..]] {
+                parser.take(part, &mut |stamp| stamps.push(stamp)).unwrap();
+            }
+            assert_eq!(stamps, [255], "cut at {cut}");
+            assert!(parser.is_done());
+        }
+    }
+
+    #[test]
     fn refusals_and_strange_bytes_are_errors() {
         let refused = b"HTTP/1.1 503 no\r\n\r\n";
-        assert!(Parser::new(LENGTH).take(refused, &mut |_| {}).is_err());
+        assert!(
+            Parser::new(LENGTH, Wording::Exact)
+                .take(refused, &mut |_| {})
+                .is_err()
+        );
         let strange = answer("transfer-encoding: chunked\r\n", &[&[b'y'; LENGTH]]);
-        assert!(Parser::new(LENGTH).take(&strange, &mut |_| {}).is_err());
+        assert!(
+            Parser::new(LENGTH, Wording::Exact)
+                .take(&strange, &mut |_| {})
+                .is_err()
+        );
     }
 
     #[test]

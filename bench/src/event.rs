@@ -8,7 +8,24 @@
 //!  | data: {"t":" | 16 hex digits | ","p":"xxx…xxx"}\n\n  |   one server-sent event
 //!  +--------------+---------------+-----------------------+
 //! ```
+//! For who writes every event anew, the stamp stands between two marks in the text of a chat chunk:
+//! wherever it is put, a reader finds it.
 
+/// What a reader of answers can count on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wording {
+    /// Every byte is as it was sent.
+    Exact,
+    /// Events are chat chunks that somebody in between reads and writes anew.
+    Rewritten,
+}
+
+const CHAT_BEFORE: &[u8] =
+    b"data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\
+    \"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"";
+const CHAT_CLOSE: &[u8] = b"\"}}]}\n\n";
+/// Stands before and behind a stamp in a text.
+const MARK: u8 = b'~';
 const BEFORE: &[u8] = b"data: {\"t\":\"";
 const AFTER: &[u8] = b"\",\"p\":\"";
 const CLOSE: &[u8] = b"\"}\n\n";
@@ -41,9 +58,26 @@ impl Event {
         }
     }
 
-    /// As `new`, framed as an HTTP chunk of its own.
-    pub(crate) fn chunked(length: usize) -> Self {
-        let inner = Self::new(length);
+    /// A chat chunk of `length` bytes, or the shortest there is.
+    fn chat(length: usize) -> Self {
+        let mut bytes = CHAT_BEFORE.to_vec();
+        bytes.push(MARK);
+        let stamp_at = bytes.len();
+        bytes.extend_from_slice(&[b'0'; DIGITS]);
+        bytes.push(MARK);
+        let filler = length.saturating_sub(bytes.len() + CHAT_CLOSE.len());
+        bytes.resize(bytes.len() + filler, b'x');
+        bytes.extend_from_slice(CHAT_CLOSE);
+        Self { bytes, stamp_at }
+    }
+
+    /// An event framed as an HTTP chunk of its own.
+    pub(crate) fn chunked(length: usize, wording: Wording) -> Self {
+        let inner = match wording {
+            Wording::Exact => Self::new(length),
+            Wording::Rewritten => Self::chat(length),
+        };
+        let length = inner.bytes.len();
         let mut bytes = format!("{length:x}\r\n").into_bytes();
         let stamp_at = bytes.len() + inner.stamp_at;
         bytes.extend_from_slice(&inner.bytes);
@@ -63,7 +97,17 @@ impl Event {
 
 /// The stamp of an event that begins with `lead`; `None`: no event of ours begins so.
 pub(crate) fn stamp(lead: &[u8; LEAD_BYTES]) -> Option<u64> {
-    let digits = lead.strip_prefix(BEFORE)?;
+    hexadecimal(lead.strip_prefix(BEFORE)?)
+}
+
+/// The stamp between the marks of a line; `None`: it is no event of ours.
+pub(crate) fn marked(line: &[u8]) -> Option<u64> {
+    let at = line.iter().position(|&byte| byte == MARK)?;
+    let rest = &line[at + 1..];
+    (rest.get(DIGITS) == Some(&MARK)).then(|| hexadecimal(&rest[..DIGITS]))?
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0, |stamp: u64, &digit| {
         Some(stamp << 4 | u64::from(char::from(digit).to_digit(16)?))
     })
@@ -91,10 +135,33 @@ mod tests {
 
     #[test]
     fn a_chunk_frames_exactly_one_event() {
-        let mut event = Event::chunked(200);
+        let mut event = Event::chunked(200, Wording::Exact);
         let bytes = event.stamped(7).to_vec();
         assert!(bytes.starts_with(b"c8\r\ndata: "));
         assert!(bytes.ends_with(b"\n\n\r\n"));
         assert_eq!(&bytes[4..204], Event::new(200).stamped(7));
+    }
+
+    #[test]
+    fn a_chat_chunk_is_json_and_its_stamp_is_found_wherever_it_stands() {
+        for length in [1, 200, 4096] {
+            let bytes = Event::chat(length).stamped(0xfe).to_vec();
+            assert!(bytes.len() == length || length == 1);
+            let text = bytes.strip_prefix(b"data: ").unwrap();
+            let chunk: serde_json::Value = serde_json::from_slice(text).unwrap();
+            assert_eq!(chunk["object"], "chat.completion.chunk");
+            let content = chunk["choices"][0]["delta"]["content"].as_str().unwrap();
+            assert_eq!(marked(content.as_bytes()), Some(0xfe));
+            assert_eq!(marked(&bytes), Some(0xfe));
+        }
+        for line in [
+            &b"data: [DONE]"[..],
+            b"~00",
+            b"",
+            b"~0000000000000000x",
+            b"~x000000000000000~",
+        ] {
+            assert_eq!(marked(line), None);
+        }
     }
 }

@@ -22,6 +22,7 @@ mod node;
 mod origin;
 mod os;
 mod part;
+mod peers;
 mod plot;
 mod proc;
 mod provider;
@@ -34,7 +35,7 @@ use error::Error;
 use matrix::Options;
 
 const USAGE: &str = "\
-iop-bench run --iop <program> --out <folder> [--quick] [--peers none|installed|NAME,NAME]
+iop-bench run --iop <program> --out <folder> [--quick] [--peers none|installed|all|NAME,NAME]
               [--only SCENARIO] [--rounds N] [--seconds N] [--cores MEASURED,RIG]
 iop-bench relay               the bare relay, as `run` starts it";
 

@@ -24,6 +24,8 @@ const ROUNDS: u32 = 3;
 const SECONDS: u32 = 4;
 const MEASURED_QUICK: Duration = Duration::from_millis(1_500);
 const SIZES: [usize; 2] = [200, 4096];
+/// Streams of the widest load that somebody with a `rate_max` is given.
+const STREAMS_REWRITTEN_MAX: usize = 100;
 
 /// The command line.
 #[derive(Debug)]
@@ -78,6 +80,20 @@ pub(crate) const SCENARIOS: [Scenario; 3] = [
         pace: Pace::Rate(20_000),
     },
 ];
+
+impl Scenario {
+    /// The load as `system` is given it; `None`: it is not, since it could not end in time.
+    fn of(self, system: System) -> Option<Self> {
+        let pace = match (self.pace, system.rate_max()) {
+            (pace, None) => pace,
+            (Pace::Rate(rate), Some(most)) if self.streams <= STREAMS_REWRITTEN_MAX => {
+                Pace::Rate(rate.min(most))
+            }
+            (Pace::Rate(_) | Pace::Saturated, Some(_)) => return None,
+        };
+        Some(Self { pace, ..self })
+    }
+}
 
 /// Everything that was run of one system under one load.
 #[derive(Debug)]
@@ -159,7 +175,8 @@ fn place(options: &Options) -> Result<Place, Error> {
 fn systems(peers: &str) -> Result<Vec<System>, Error> {
     let chosen = |peer: System| match peers {
         "none" => false,
-        "installed" | "all" => peer.is_installed(),
+        "installed" => System::PROXIES.contains(&peer) && peer.is_installed(),
+        "all" => peer.is_installed(),
         names => names.split(',').any(|name| name == peer.name()),
     };
     if let Some(name) = peers.split(',').find(|name| {
@@ -169,6 +186,14 @@ fn systems(peers: &str) -> Result<Vec<System>, Error> {
         return Err(Error::Usage(format!("no peer is called {name}")));
     }
     let peers = System::PEERS.into_iter().filter(|peer| chosen(*peer));
+    let peers: Vec<System> = peers.collect();
+    if let Some(absent) = peers.iter().find(|peer| !peer.is_installed()) {
+        let name = absent.name();
+        return Err(Error::Usage(format!("{name} is not installed here")));
+    }
+    for absent in System::PEERS.iter().filter(|peer| !peer.is_installed()) {
+        println!("not installed here: {}", absent.name());
+    }
     let ours = System::TUNNEL.into_iter().chain(System::WHOLE);
     Ok(ours.chain(peers).collect())
 }
@@ -183,13 +208,15 @@ fn blank(options: &Options, place: &Place, systems: &[System]) -> Result<Matrix,
     let mut cells = Vec::new();
     for scenario in SCENARIOS.iter().filter(wanted) {
         for bytes in SIZES {
-            cells.extend(systems.iter().map(|&system| Cell {
-                scenario: *scenario,
-                bytes,
-                system,
-                runs: Vec::new(),
-                rejected: 0,
-                failures: Vec::new(),
+            cells.extend(systems.iter().filter_map(|&system| {
+                Some(Cell {
+                    scenario: scenario.of(system)?,
+                    bytes,
+                    system,
+                    runs: Vec::new(),
+                    rejected: 0,
+                    failures: Vec::new(),
+                })
             }));
         }
     }
@@ -218,6 +245,7 @@ impl Cell {
         let plan = Plan {
             streams: self.scenario.streams,
             event_bytes: self.bytes,
+            wording: self.system.wording(),
             pace: self.scenario.pace,
             warm: measured / 4,
             measured,
@@ -262,7 +290,7 @@ impl Cell {
 
     fn line(&self) -> String {
         let (name, bytes, system) = (self.scenario.name, self.bytes, self.system.name());
-        let head = format!("{name:9} {bytes:4} B {system:12}");
+        let head = format!("{name:9} {bytes:4} B {system:15}");
         match (self.runs.last(), self.failures.last()) {
             (Some(run), _) => format!(
                 "{head} {:>9.0} events/s {:>7.2} µs/event, p50 {:>6.0} p99 {:>7.0} µs, \

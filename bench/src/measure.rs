@@ -21,7 +21,7 @@ use crate::rig::{Outcome, Plan, Rig, Window};
 use crate::system::{MODEL, NODE, Place, Running, Side, System};
 
 /// Longest wait for the rig to say when its window is.
-const WINDOW_LIMIT: Duration = Duration::from_secs(60);
+const WINDOW_LIMIT: Duration = Duration::from_secs(90);
 /// Sleep of a provider that answers probes while its system starts.
 const PROBE_NS: u64 = 5_000_000;
 /// A run is taken when the hypervisor had at most this share of the time, and others here this.
@@ -204,7 +204,7 @@ fn rig(
     let stopped = |_| Error::part("the system did not start");
     let (mut origin, target): (Box<dyn Origin>, Target) = match side {
         Side::Provider => {
-            let mut provider = Provider::listen(&poll, listener, streams, bytes)?;
+            let mut provider = Provider::listen(&poll, listener, streams, bytes, plan.wording)?;
             let target = answer_probes(&mut poll, &mut provider, targets)?;
             (Box::new(provider), target)
         }

@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::os;
 use crate::proc;
 
-/// How long a part may take to become ready.
-const READY_LIMIT: Duration = Duration::from_secs(20);
+/// How long a part may take to become ready: a Python one reads its packages first.
+const READY_LIMIT: Duration = Duration::from_secs(90);
 const READY_TICK: Duration = Duration::from_millis(5);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// How long a part may take to end once asked.

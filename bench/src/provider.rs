@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use crate::client::marked;
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, Wording};
 use crate::origin::{Backlog, HEAD, ORIGIN_TOKEN, Origin, TAIL};
 use crate::os::{Poll, Ready};
 
@@ -26,6 +26,9 @@ struct Connection {
     dirty: bool,
 }
 
+/// The last event of a chat, for who reads it as one.
+const DONE: &[u8] = b"e\r\ndata: [DONE]\n\n\r\n";
+
 /// The model server of one measurement.
 #[derive(Debug)]
 pub(crate) struct Provider {
@@ -35,6 +38,7 @@ pub(crate) struct Provider {
     rows: Vec<usize>,
     dirty: Vec<usize>,
     event: Event,
+    wording: Wording,
 }
 
 impl Provider {
@@ -43,6 +47,7 @@ impl Provider {
         listener: TcpListener,
         streams: usize,
         event_bytes: usize,
+        wording: Wording,
     ) -> Result<Self, Error> {
         let set = listener.set_nonblocking(true);
         set.and_then(|()| poll.add(&listener, ORIGIN_TOKEN))
@@ -52,7 +57,8 @@ impl Provider {
             connections: Vec::new(),
             rows: vec![usize::MAX; streams],
             dirty: Vec::new(),
-            event: Event::chunked(event_bytes),
+            event: Event::chunked(event_bytes, wording),
+            wording,
         })
     }
 
@@ -188,7 +194,12 @@ impl Origin for Provider {
     }
 
     fn end(&mut self, stream: usize) {
+        let done: &[u8] = match self.wording {
+            Wording::Exact => b"",
+            Wording::Rewritten => DONE,
+        };
         if let Some(connection) = self.connection(stream) {
+            connection.backlog.add(done);
             connection.backlog.add(TAIL);
         }
     }

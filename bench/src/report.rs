@@ -2,13 +2,14 @@
 //!
 //! Lives on: the main thread. Bound: the matrix.
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 
 use crate::error::Error;
 use crate::matrix::{Cell, Matrix};
 use crate::measure::{OTHERS_MAX, Run, STEAL_MAX};
+use crate::peers;
 use crate::plot;
 use crate::rig::Pace;
 use crate::system::{self, Place, Side, System};
@@ -26,13 +27,12 @@ pub(crate) fn versions(place: &Place, systems: &[System]) -> Vec<(String, String
         versions.push(("commit".to_owned(), commit));
     }
     for system in systems {
-        if let Some(program) = system.program() {
-            let argument = if program == "nginx" {
-                "-v"
-            } else {
-                "--version"
-            };
-            versions.push((program.to_owned(), of(&PathBuf::from(program), argument)));
+        let Some((program, _)) = system.program() else {
+            continue;
+        };
+        if versions.iter().all(|(known, _)| known != program) {
+            let argument = peers::version_argument(program);
+            versions.push((program.to_owned(), of(Path::new(program), argument)));
         }
     }
     versions

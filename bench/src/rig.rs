@@ -16,6 +16,7 @@ use hdrhistogram::Histogram;
 
 use crate::client::{self, Client};
 use crate::error::Error;
+use crate::event::Wording;
 use crate::origin::{ORIGIN_TOKEN, Origin};
 use crate::os::{Poll, Ready, now_ns};
 
@@ -26,7 +27,7 @@ const TURN_BYTES: usize = 256 * 1024;
 /// Due events sent before the clients are looked at again.
 const DUE_PER_TURN: usize = 64;
 /// All requests answered; all answers ended.
-const REQUESTS_LIMIT_NS: u64 = 20_000_000_000;
+const REQUESTS_LIMIT_NS: u64 = 60_000_000_000;
 const END_LIMIT_NS: u64 = 10_000_000_000;
 /// Between two requests.
 const REQUEST_GAP_NS: u64 = 1_000_000;
@@ -50,6 +51,7 @@ pub(crate) enum Pace {
 pub(crate) struct Plan {
     pub(crate) streams: usize,
     pub(crate) event_bytes: usize,
+    pub(crate) wording: Wording,
     pub(crate) pace: Pace,
     /// Unmeasured, then measured.
     pub(crate) warm: Duration,
@@ -137,7 +139,7 @@ impl<'o> Rig<'o> {
             },
         };
         for row in 0..plan.streams {
-            let client = Client::connect(to, plan.event_bytes)?;
+            let client = Client::connect(to, plan.event_bytes, plan.wording)?;
             let added = rig.poll.add(&client.socket, row as u64);
             added.map_err(Error::io("watch a client"))?;
             rig.clients.push(client);

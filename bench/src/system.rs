@@ -1,4 +1,4 @@
-//! What is measured: our own parts, the baselines, the proxies people use.
+//! What is measured: our own parts and the baselines; peers are started in `peers.rs`.
 //!
 //! Lives on: the main thread. Bound: what `part.rs` says.
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::Error;
+use crate::event::Wording;
 use crate::part::{self, Cores, Metrics, Part};
+use crate::peers;
 
 /// Node, provider and model of every configuration here.
 pub(crate) const NODE: &str = "n1";
@@ -37,13 +39,29 @@ pub(crate) enum System {
     Nginx,
     Envoy,
     VllmRouter,
+    NginxPair,
+    HaproxyReverse,
+    EnvoyTunnel,
+    Rathole,
+    LiteLlm,
 }
 
 impl System {
     /// Of one connection that carries every stream, and of a connection a stream.
     pub(crate) const TUNNEL: [Self; 2] = [Self::BareRelay, Self::Edge];
     pub(crate) const WHOLE: [Self; 2] = [Self::Direct, Self::EdgeAndNode];
-    pub(crate) const PEERS: [Self; 3] = [Self::Nginx, Self::Envoy, Self::VllmRouter];
+    /// One hop, of little cost.
+    pub(crate) const PROXIES: [Self; 3] = [Self::Nginx, Self::Envoy, Self::VllmRouter];
+    pub(crate) const PEERS: [Self; 8] = [
+        Self::Nginx,
+        Self::Envoy,
+        Self::VllmRouter,
+        Self::NginxPair,
+        Self::HaproxyReverse,
+        Self::EnvoyTunnel,
+        Self::Rathole,
+        Self::LiteLlm,
+    ];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -54,6 +72,11 @@ impl System {
             Self::Nginx => "nginx",
             Self::Envoy => "envoy",
             Self::VllmRouter => "vllm-router",
+            Self::NginxPair => "nginx-mtls",
+            Self::HaproxyReverse => "haproxy-reverse",
+            Self::EnvoyTunnel => "envoy-tunnel",
+            Self::Rathole => "rathole",
+            Self::LiteLlm => "litellm",
         }
     }
 
@@ -61,9 +84,32 @@ impl System {
         match self {
             Self::BareRelay => Side::Bare,
             Self::Edge => Side::Node,
-            Self::Direct | Self::EdgeAndNode | Self::Nginx | Self::Envoy | Self::VllmRouter => {
-                Side::Provider
-            }
+            Self::Direct
+            | Self::EdgeAndNode
+            | Self::Nginx
+            | Self::Envoy
+            | Self::VllmRouter
+            | Self::NginxPair
+            | Self::HaproxyReverse
+            | Self::EnvoyTunnel
+            | Self::Rathole
+            | Self::LiteLlm => Side::Provider,
+        }
+    }
+
+    /// What its clients are to find in an answer.
+    pub(crate) const fn wording(self) -> Wording {
+        match self {
+            Self::LiteLlm => Wording::Rewritten,
+            _ => Wording::Exact,
+        }
+    }
+
+    /// Events a second that it is asked for at most: who rewrites each of them takes a millisecond.
+    pub(crate) const fn rate_max(self) -> Option<u64> {
+        match self {
+            Self::LiteLlm => Some(500),
+            _ => None,
         }
     }
 
@@ -75,22 +121,24 @@ impl System {
         }
     }
 
-    /// The program of a peer.
-    pub(crate) const fn program(self) -> Option<&'static str> {
+    /// The program of a peer, and the version from which it can do what is asked of it.
+    pub(crate) const fn program(self) -> Option<(&'static str, Option<(u32, u32)>)> {
         match self {
-            Self::Nginx => Some("nginx"),
-            Self::Envoy => Some("envoy"),
-            Self::VllmRouter => Some("vllm-router"),
+            Self::Nginx | Self::NginxPair => Some(("nginx", None)),
+            Self::Envoy => Some(("envoy", None)),
+            Self::EnvoyTunnel => Some(("envoy", Some((1, 37)))),
+            Self::VllmRouter => Some(("vllm-router", None)),
+            Self::HaproxyReverse => Some(("haproxy", Some((2, 9)))),
+            Self::Rathole => Some(("rathole", None)),
+            Self::LiteLlm => Some(("litellm", None)),
             Self::Direct | Self::BareRelay | Self::Edge | Self::EdgeAndNode => None,
         }
     }
 
     /// A peer that can be started here.
     pub(crate) fn is_installed(self) -> bool {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        self.program().is_none_or(|program| {
-            std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-        })
+        self.program()
+            .is_none_or(|(program, minimum)| peers::is_installed(program, minimum))
     }
 }
 
@@ -118,6 +166,16 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// What clients connect to, and nothing else.
+    pub(crate) const fn proxy(parts: Vec<Part>, clients: SocketAddr) -> Self {
+        Self {
+            parts,
+            clients,
+            nodes: None,
+            admin: None,
+        }
+    }
+
     pub(crate) fn processes(&self) -> Vec<(String, u32)> {
         self.parts.iter().flat_map(Part::processes).collect()
     }
@@ -158,26 +216,26 @@ impl Place {
     /// Starts `system` in front of the model server at `provider`, which answers already.
     pub(crate) fn start(&self, system: System, provider: SocketAddr) -> Result<Running, Error> {
         match system {
-            System::Direct => Ok(Running {
-                parts: Vec::new(),
-                clients: provider,
-                nodes: None,
-                admin: None,
-            }),
+            System::Direct => Ok(Running::proxy(Vec::new(), provider)),
             System::BareRelay => self.bare_relay(),
             System::Edge => self.edge(provider),
             System::EdgeAndNode => self.edge_and_node(provider),
             System::Nginx => self.nginx(provider),
             System::Envoy => self.envoy(provider),
             System::VllmRouter => self.vllm_router(provider),
+            System::NginxPair => self.nginx_pair(provider),
+            System::HaproxyReverse => self.haproxy_reverse(provider),
+            System::EnvoyTunnel => self.envoy_tunnel(provider),
+            System::Rathole => self.rathole(provider),
+            System::LiteLlm => self.litellm(provider),
         }
     }
 
-    fn part(&self, name: &'static str, command: &mut Command) -> Result<Part, Error> {
+    pub(crate) fn part(&self, name: &'static str, command: &mut Command) -> Result<Part, Error> {
         Part::start(name, command, self.cores, &self.scratch)
     }
 
-    fn write(&self, name: &str, text: &str) -> Result<PathBuf, Error> {
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, Error> {
         let path = self.scratch.join(name);
         std::fs::write(&path, text).map_err(Error::io(format!("{}", path.display())))?;
         Ok(path)
@@ -249,95 +307,13 @@ impl Place {
         running.parts.push(node);
         Ok(running)
     }
-
-    /// A proxy that was just started and will answer at `clients`.
-    fn proxy(&self, mut part: Part, clients: SocketAddr) -> Result<Running, Error> {
-        part.wait("answer", || part::answers(clients, "/health"))?;
-        Ok(Running {
-            parts: vec![part],
-            clients,
-            nodes: None,
-            admin: None,
-        })
-    }
-
-    fn nginx(&self, provider: SocketAddr) -> Result<Running, Error> {
-        let clients = part::free()?;
-        let scratch = self.scratch.display();
-        let text = format!(
-            "daemon off;\nworker_processes 1;\nworker_rlimit_nofile 16384;\n\
-             error_log stderr warn;\npid {scratch}/nginx.pid;\n\
-             events {{ worker_connections 8192; }}\n\
-             http {{\n  access_log off;\n  client_body_temp_path {scratch}/nginx-body;\n  \
-             proxy_temp_path {scratch}/nginx-proxy;\n  \
-             fastcgi_temp_path {scratch}/nginx-fastcgi;\n  \
-             uwsgi_temp_path {scratch}/nginx-uwsgi;\n  scgi_temp_path {scratch}/nginx-scgi;\n  \
-             upstream model {{ server {provider}; keepalive 64; }}\n  \
-             server {{\n    listen {clients} backlog=4096;\n    location / {{\n      \
-             proxy_pass http://model;\n      proxy_http_version 1.1;\n      \
-             proxy_set_header Connection \"\";\n      proxy_buffering off;\n    }}\n  }}\n}}\n"
-        );
-        let config = self.write("nginx.conf", &text)?;
-        let mut command = Command::new("nginx");
-        command.arg("-c").arg(config).stdout(Stdio::null());
-        let part = self.part("nginx", &mut command)?;
-        self.proxy(part, clients)
-    }
-
-    fn envoy(&self, provider: SocketAddr) -> Result<Running, Error> {
-        let clients = part::free()?;
-        let address = |of: SocketAddr| {
-            let (ip, port) = (of.ip(), of.port());
-            format!("{{socket_address: {{address: {ip}, port_value: {port}}}}}")
-        };
-        let (front, back) = (address(clients), address(provider));
-        let kinds = "type.googleapis.com/envoy.extensions.filters";
-        let limit = "circuit_breakers: {thresholds: [{max_connections: 8192, \
-                     max_pending_requests: 8192, max_requests: 8192}]}";
-        let text = format!(
-            "static_resources:\n  listeners:\n  - address: {front}\n    filter_chains:\n    \
-             - filters:\n      - name: http\n        typed_config:\n          \
-             \"@type\": {kinds}.network.http_connection_manager.v3.HttpConnectionManager\n          \
-             stat_prefix: bench\n          route_config:\n            virtual_hosts:\n            \
-             - {{name: all, domains: [\"*\"], routes: [{{match: {{prefix: /}}, \
-             route: {{cluster: model, timeout: 0s}}}}]}}\n          http_filters:\n          \
-             - name: router\n            typed_config: \
-             {{\"@type\": {kinds}.http.router.v3.Router}}\n  \
-             clusters:\n  - name: model\n    type: STATIC\n    {limit}\n    load_assignment:\n      \
-             cluster_name: model\n      endpoints:\n      \
-             - lb_endpoints: [{{endpoint: {{address: {back}}}}}]\n"
-        );
-        let config = self.write("envoy.yaml", &text)?;
-        let mut command = Command::new("envoy");
-        command.arg("-c").arg(config).stdout(Stdio::null());
-        command.args([
-            "--concurrency",
-            "1",
-            "--log-level",
-            "error",
-            "--disable-hot-restart",
-        ]);
-        let part = self.part("envoy", &mut command)?;
-        self.proxy(part, clients)
-    }
-
-    fn vllm_router(&self, provider: SocketAddr) -> Result<Running, Error> {
-        let clients = part::free()?;
-        let mut command = Command::new("vllm-router");
-        command
-            .args(["--worker-urls", &format!("http://{provider}")])
-            .args(["--host", "127.0.0.1", "--port", &clients.port().to_string()])
-            .args(["--policy", "round_robin", "--log-level", "error"])
-            .stdout(Stdio::null());
-        let part = self.part("vllm-router", &mut command)?;
-        self.proxy(part, clients)
-    }
 }
 
 /// The first line a program says about its version.
 pub(crate) fn version(program: &Path, argument: &str) -> String {
-    let Ok(said) = Command::new(program).arg(argument).output() else {
-        return String::new();
+    let said = Command::new(program).arg(argument).output();
+    let Some(said) = said.ok().filter(|said| said.status.success()) else {
+        return String::new(); // it has no such argument
     };
     let words = [said.stdout, said.stderr].concat();
     let words = String::from_utf8_lossy(&words);

@@ -46,7 +46,7 @@ cargo xtask <command>
                               every fuzz target, or T, for M minutes (1) each
   conformance                 an agent written from the documents alone against the Edge
   e2e                         official clients through Edge and node to a real model server
-  bench [--quick] [--peers none|installed|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
+  bench [--quick] [--peers none|installed|all|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
                               frames per second and what they cost, beside baselines and peers";
 
 fn main() -> ExitCode {

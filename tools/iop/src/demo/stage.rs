@@ -143,7 +143,7 @@ pub(super) fn furnish(
          nodes:\n  - id: {NODE}\n    adapters:\n      - type: openai_compat\n        \
          base_url: \"http://{model_server}\"\n    providers:\n      - id: demo-provider\n        \
          adapter: openai_compat\n        target: {model}\n        category: local_inference\n        \
-         capacity: 8\n\
+         capacity: 8\n        operations: [chat_completions, completions, embeddings]\n\
          models:\n  - name: {model}\n    providers: [demo-provider]\n\
          limits:\n  clients_max: 64\n  output_pool_bytes: 16 MiB\n  body_pool_bytes: 64 MiB\n"
     );
