@@ -47,3 +47,7 @@ impl Observations {
         NonZeroU64::new(self.last).expect("counts up from 1, and 2^64 are not reached")
     }
 }
+
+#[cfg(test)]
+#[path = "sim_tests.rs"]
+mod sim_tests;

@@ -19,6 +19,7 @@ use iop_control::node::{Observations, Ticket};
 use iop_proto::domain::HealthEvidence;
 use iop_proto::ids::Now;
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, Sleep};
 
 use crate::adapters::{Call, Instance, StopBy, Work};
 use crate::answer::{Completion, Identity, Part, Piece};
@@ -85,6 +86,7 @@ pub(crate) async fn run(job: Job) -> Ticket {
         numbers: job.numbers,
         observer: job.observer,
         reports: job.reports,
+        alarm: Alarm::new(),
         call: None,
         probe: None,
         pending: None,
@@ -110,6 +112,7 @@ struct Driver {
     numbers: Option<Numbers>,
     observer: Observer,
     reports: mpsc::UnboundedSender<Report>,
+    alarm: Alarm,
     call: Option<Call>,
     /// Independent of the call, its slot and its signals. `[R-124]`
     probe: Option<Probe>,
@@ -161,7 +164,8 @@ impl Driver {
     }
 
     async fn wait(&mut self) -> Woken {
-        let deadline = self.attempt.deadline().map(|at| self.clock.instant(at));
+        let deadline = self.attempt.deadline();
+        self.alarm.set(deadline.map(|at| self.clock.instant(at)));
         let has_pending = self.pending.is_some();
         let room = self.bulk.clone().filter(|_| has_pending);
         let call = self.call.as_mut().filter(|_| !has_pending);
@@ -173,7 +177,7 @@ impl Driver {
             health = finish(self.probe.as_mut()) => Woken::Probed(health),
             permit = reserve(room) => permit,
             piece = next(call) => Woken::Piece(piece),
-            () = pass(deadline) => Woken::Look,
+            () = self.alarm.ring() => Woken::Look,
         }
     }
 
@@ -302,15 +306,40 @@ impl Driver {
     }
 }
 
-/// Waits until `deadline`, and then lets what has arrived by now come first: this process being late
-/// is no silence of the provider. `[A-17]`
-async fn pass(deadline: Option<tokio::time::Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => core::future::pending().await,
+/// The one timer of an attempt. It is set again for an earlier deadline only: every piece moves the
+/// watchdog, and a ring too early now and then costs less than a timer per piece.
+struct Alarm {
+    sleep: Pin<Box<Sleep>>,
+    rings: Option<Instant>,
+}
+
+impl Alarm {
+    fn new() -> Self {
+        Self {
+            sleep: Box::pin(tokio::time::sleep_until(Instant::now())),
+            rings: None,
+        }
     }
-    for _ in 0..LATE_TURNS {
-        tokio::task::yield_now().await;
+
+    fn set(&mut self, deadline: Option<Instant>) {
+        let earlier = |deadline| self.rings.is_none_or(|rings| deadline < rings);
+        if let Some(deadline) = deadline.filter(|&deadline| earlier(deadline)) {
+            self.sleep.as_mut().reset(deadline);
+            self.rings = Some(deadline);
+        }
+    }
+
+    /// At the deadline or before it, never later than the runtime lets it; what has arrived by then
+    /// comes first: this process being late is no silence of the provider. Cancel-safe. `[A-17]`
+    async fn ring(&mut self) {
+        if self.rings.is_none() {
+            core::future::pending::<()>().await;
+        }
+        self.sleep.as_mut().await;
+        for _ in 0..LATE_TURNS {
+            tokio::task::yield_now().await;
+        }
+        self.rings = None;
     }
 }
 

@@ -135,3 +135,24 @@ async fn s40_an_observer_that_panics_or_blocks_changes_no_terminal() {
     }
     drop(release);
 }
+
+#[tokio::test]
+async fn an_alarm_rings_for_the_earliest_deadline_and_once() {
+    let mut alarm = Alarm::new();
+    let now = Instant::now();
+    let at = |ms| Some(now + Duration::from_millis(ms));
+    alarm.set(None);
+    assert!(alarm.ring().now_or_never().is_none(), "not set");
+    alarm.set(at(60_000));
+    alarm.set(at(30));
+    alarm.set(at(40)); // later: the one before rings, and is looked at then
+    alarm.set(None);
+    let ring = tokio::time::timeout(Duration::from_secs(20), alarm.ring());
+    ring.await.expect("the earliest one");
+    assert!(now.elapsed() >= Duration::from_millis(30));
+    assert!(alarm.ring().now_or_never().is_none(), "it has rung");
+    alarm.set(at(40));
+    let again = tokio::time::timeout(Duration::from_secs(20), alarm.ring());
+    again.await.expect("set again");
+    assert!(now.elapsed() >= Duration::from_millis(40));
+}

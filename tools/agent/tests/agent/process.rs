@@ -1,10 +1,13 @@
 //! Exit codes and signals of the agent as a process of its own: this test binary, started again.
 use std::path::Path;
 
+use iop_proto::domain::Message;
+use iop_proto::limits::ALPN;
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
-use crate::support::pki::Pki;
+use crate::support::edge::{Edge, payload};
+use crate::support::pki::{EDGE_ID, Leaf, NODE_ID, Pki};
 use crate::support::{plant, within};
 
 /// Names the configuration of a child.
@@ -39,9 +42,13 @@ async fn exit_code(mut child: Child) -> Option<i32> {
 }
 
 async fn terminate(child: &Child) {
+    signal(child, "-TERM").await;
+}
+
+async fn signal(child: &Child, signal: &str) {
     let pid = child.id().unwrap().to_string();
     let sent = Command::new("kill")
-        .args(["-TERM", &pid])
+        .args([signal, &pid])
         .status()
         .await
         .unwrap();
@@ -99,4 +106,32 @@ async fn r069_sigterm_is_exit_code_zero_between_attempts_and_on_the_last_one() {
     terminate(&child).await;
     assert_eq!(exit_code(child).await, Some(0));
     drop(silent);
+}
+
+#[tokio::test]
+async fn a_hangup_reads_the_certificates_again_and_ends_nothing() {
+    let (first, second) = (Pki::new(), Pki::new());
+    let directory = first.directory.clone();
+    let mut edge = Edge::with(first, &Leaf::of(EDGE_ID)).await;
+    let port = edge.listener.local_addr().unwrap().port();
+    let lines = "pki: {ca: ca.pem, cert: node.pem, key: node.key}\n\
+                 reconnect: {max_attempts: 0, interval_sec: 1}\n";
+    let child = start(&directory, port, lines);
+    let conn = edge.ready(payload(vec![])).await;
+    for (name, text) in second.material(&Leaf::of(NODE_ID)) {
+        plant(&directory, name, &text);
+    }
+    signal(&child, "-HUP").await;
+    edge.present(second.edge(&Leaf::of(EDGE_ID), &[ALPN]));
+    drop(conn);
+    let mut conn = loop {
+        if let Ok(conn) = edge.handshake().await {
+            break conn;
+        }
+    };
+    conn.register(payload(vec![])).await;
+    conn.acknowledge().await;
+    terminate(&child).await;
+    assert!(matches!(conn.message().await.message, Message::GoAway(_)));
+    assert_eq!(exit_code(child).await, Some(0));
 }
