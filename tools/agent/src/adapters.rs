@@ -409,14 +409,16 @@ impl Instance {
     }
 
     /// Asks the server itself for exactly this target; the caller bounds the time. Fail-closed, and
-    /// without anything of a request. `[R-125]` `[R-177]` `[D-22]`
+    /// without anything of a request. A configured path states that it lists every target without a
+    /// key; of the default path only what it once listed is known to be listed. `[R-125]` `[R-177]` `[D-22]`
     pub(crate) async fn probe(&self, target: &str) -> HealthEvidence {
         let finding = probe::models(self.client.clone(), self.probe.clone(), target).await;
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if finding == probe::Finding::Present && found.len() < PROBED_TARGETS_MAX {
             found.insert(target.to_owned());
         }
-        finding.evidence(found.contains(target))
+        let stated = !self.adapter.options.probe_path.is_empty();
+        finding.evidence(stated || found.contains(target))
     }
 }
 

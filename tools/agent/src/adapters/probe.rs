@@ -24,8 +24,8 @@ pub(super) enum Finding {
 }
 
 impl Finding {
-    /// `known`: this server has shown this target to a probe before. Without that a probe that can
-    /// only deny would lower what no probe could ever raise again. `[D-22]` `[A-20]`
+    /// `known`: this server can show this target to a probe. Without that a probe that can only deny
+    /// would lower what no probe could ever raise again. `[D-22]` `[A-20]`
     pub(super) const fn evidence(self, known: bool) -> HealthEvidence {
         match self {
             Self::Present => HealthEvidence::Available,

@@ -280,6 +280,29 @@ async fn r136_only_a_server_that_could_show_the_target_is_unavailable_without_it
     assert_eq!(evidence(&terminal).health, HealthPair::Known(unavailable));
 }
 
+/// Proves [D-49].
+#[tokio::test]
+async fn d49_a_configured_probe_path_states_what_it_can_show() {
+    let mut world = world(4, false).await;
+    drop(world.conn);
+    world.adapter.options.probe_path = "/health/models".to_owned();
+    world.conn = world.edge.ready(payload(vec![world.adapter.clone()])).await;
+    for (n, body, expected) in [
+        (1, r#"{"data":[]}"#, HealthEvidence::Unavailable),
+        (2, LISTED, HealthEvidence::Available),
+        (3, "[]", HealthEvidence::Unknown),
+    ] {
+        let _call = world.open(stallable("r")).await;
+        let probe = world.provider.request().await;
+        assert_eq!(probe.request_line(), "GET /health/models HTTP/1.1");
+        reply(probe, "200 OK", body).await;
+        let terminal = world.conn.frame().await;
+        let failure = evidence(&terminal);
+        assert_eq!(failure.health, HealthPair::Known(expected));
+        assert_eq!(number(failure), n);
+    }
+}
+
 /// Proves [P-38], [A-17], [I5.9].
 #[tokio::test]
 async fn a17_a_trickle_is_no_stall_and_neither_is_an_edge_that_does_not_read() {
