@@ -168,12 +168,8 @@ impl Agent {
                 return None;
             }
         };
-        let asked = |link| link == answer.link;
-        if !self
-            .session
-            .as_ref()
-            .is_some_and(|session| asked(session.link))
-        {
+        let session = self.session.as_ref()?;
+        if session.link != answer.link {
             return None;
         }
         let message = Message::NodeCommandResponse(answer.response);

@@ -1,7 +1,7 @@
 //! Exit codes and signals of the agent as a process of its own: this test binary, started again.
 use std::path::Path;
 
-use iop_proto::domain::Message;
+use iop_proto::domain::{CommandKind, Message, NodeCommandRequest};
 use iop_proto::limits::ALPN;
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
@@ -131,6 +131,18 @@ async fn a_hangup_reads_the_certificates_again_and_ends_nothing() {
     };
     conn.register(payload(vec![])).await;
     conn.acknowledge().await;
+    let question = NodeCommandRequest {
+        command_id: String::new(),
+        kind: CommandKind::TransportStatus,
+        adapter: String::new(),
+        target: String::new(),
+    };
+    conn.send(0, Message::NodeCommandRequest(question)).await;
+    let answer = conn.message().await.message;
+    assert!(
+        matches!(answer, Message::NodeCommandResponse(_)),
+        "it serves"
+    );
     terminate(&child).await;
     assert!(matches!(conn.message().await.message, Message::GoAway(_)));
     assert_eq!(exit_code(child).await, Some(0));
