@@ -194,12 +194,14 @@ fn bind(what: &'static str, address: SocketAddr) -> Result<std::net::TcpListener
     })
 }
 
+fn unix_s(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
 /// What the front is made of: certificates read, listeners bound.
 fn openings(config: &EdgeConfig) -> Result<FrontConfig, EdgeError> {
-    let unix = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let unix = i64::try_from(unix).unwrap_or(i64::MAX);
+    let unix = i64::try_from(unix_s(SystemTime::now())).unwrap_or(i64::MAX);
     let node_security = match &config.pki {
         Some(files) => NodeSecurity::Tls {
             tls: node_server_config(files, &config.trust_domain, &config.edge_name, unix)
@@ -387,6 +389,7 @@ impl Threads<'_> {
                 nonce,
                 request_seed: random_u64(&random)?,
                 started: self.started,
+                epoch_s: unix_s(SystemTime::now() - self.started.elapsed()),
                 lanes,
                 arrivals,
                 waker,

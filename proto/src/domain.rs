@@ -23,7 +23,7 @@ pub use node::{
     ProfileOperation, RefreshStatus,
 };
 pub use run::{
-    CancelRequest, HardTimeout, RunEvent, RunEventKind, RunRequest, StallTimeout, Usage,
+    CancelRequest, HardTimeout, RunEvent, RunEventKind, RunRequest, StallTimeout, Usage, run_key,
 };
 pub use session::{
     Features, GoAway, NodeReadyRequest, NodeReadyResponse, Ping, Pong, RegisterRequest,

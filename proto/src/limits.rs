@@ -122,6 +122,15 @@ pub const JSON_DEPTH_MAX: u32 = 512;
 pub const DRAIN_BYTES_MAX: u32 = 64 * 1024;
 pub const DRAIN_MS_MAX: u32 = 1_000;
 
+/// Text of a run's answer that is gathered because the client asked for no stream, bytes of JSON.
+pub const GATHERED_ANSWER_BYTES_MAX: u32 = 4 * 1024 * 1024;
+/// Text that may hold tool calls waits for the end of its run, up to this many bytes; it is judged in
+/// one piece, in a shard's scratch buffer.
+pub const HELD_TOOL_TEXT_BYTES_MAX: u32 = 128 * 1024;
+/// Tool calls of one answer that are restored, and the nesting of their JSON.
+pub const RESTORED_TOOL_CALLS_MAX: u32 = 128;
+pub const RESTORED_TOOL_CALL_DEPTH_MAX: u32 = 64;
+
 // ── waits, milliseconds, defaults. `[D-29]` ───────────────────────────────────────────────────────
 pub const TLS_HANDSHAKE_MS: u64 = 10_000;
 pub const REGISTRATION_MS: u64 = 10_000;
@@ -234,6 +243,7 @@ const _: () = {
     assert!(STALL_JOIN_MS_MAX < RESPONSE_WAIT_EXTRA_MS); // so that the node's evidence wins [D-29]
     assert!(CLOSE_GRACE_MS <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS <= STALL_JOIN_MS_MAX);
     assert!(NODES_MAX * COMMANDS_PER_NODE_MAX <= 1 << 24 && COMMANDS_PER_NODE_MAX > 1); // command id
+    assert!(HELD_TOOL_TEXT_BYTES_MAX <= RESPONSE_START_BYTES_MAX); // the scratch buffer takes it
     assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
     assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans
     assert!(JSON_DEPTH_MAX.is_multiple_of(64)); // whole words

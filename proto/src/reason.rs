@@ -107,10 +107,12 @@ reasons! {
     ResponseMalformed: "response_malformed", 502, Upstream, Provider, "The provider's answer cannot be forwarded.";
     LengthMismatch: "length_mismatch", 502, Upstream, Provider, "The provider's answer does not have the announced length.";
 
-    // ── ends of a client's request that need no answer ──
+    AnswerTooLong: "answer_too_long", 502, Upstream, Provider, "The provider's answer is too long for a request without stream.";
+
+    // ── ends of a client's request that need no answer, mostly ──
     ClientGone: "client_gone", 0, Peer, Edge, "The client disconnected.";
     ClientTooSlow: "client_too_slow", 0, Peer, Edge, "The client did not read the answer.";
-    OutputPoolFull: "output_pool_full", 0, Capacity, Edge, "The server has no room for pending output.";
+    OutputPoolFull: "output_pool_full", 503, Capacity, Edge, "The server has no room for pending output.";
 
     // ── node connections: handshake and identity ──
     TlsHandshakeFailed: "tls_handshake_failed", 0, Peer, Edge, "TLS handshake failed.";

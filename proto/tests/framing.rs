@@ -13,7 +13,8 @@ use iop_proto::framing::{Assembler, Envelope, FramingError, Kind, MessageType, e
 use iop_proto::limits::{ENVELOPE_TO_EDGE_BYTES_MAX, ENVELOPE_TO_NODE_BYTES_MAX};
 use iop_proto::map::{decode, encode};
 use iop_proto::view::{
-    self, BuildError, CutProbe, RegisterReply, TunnelFrameOut, TunnelRequestHead, ViewError,
+    self, BuildError, CutProbe, RegisterReply, RunRequestHead, TunnelFrameOut, TunnelRequestHead,
+    ViewError,
 };
 use support::{Dice, len_field};
 
@@ -420,6 +421,70 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
         let no_room = Err(BuildError::NoRoom { needed: before });
         assert_eq!(head.before_body(headers.clone(), &mut short), no_room);
     }
+}
+
+#[test]
+fn a_run_request_is_its_two_parts_around_the_streamed_input() {
+    let mut dice = Dice::new(4);
+    for _ in 0..2_000 {
+        let input = dice.bytes(300);
+        let owned: Vec<(&str, String)> = (0..dice.below(3))
+            .map(|row| (["traceparent", "x-request-id"][row], dice.text()))
+            .collect();
+        let metadata: Vec<_> = owned
+            .iter()
+            .map(|(key, value)| (*key, value.as_str()))
+            .collect();
+        let target = dice.text();
+        let head = RunRequestHead {
+            run_id: RUN,
+            adapter: "a",
+            target: &target,
+            metadata: &metadata,
+            input_len: u32::try_from(input.len()).unwrap(),
+            timeout_sec: dice.pick(&[0, 1, 30, -1]),
+            stall_timeout_ms: dice.pick(&[0, 1, 300_000, -1]),
+        };
+        let message = Message::RunRequest(RunRequest {
+            run_id: s(RUN),
+            adapter: s("a"),
+            target: target.clone(),
+            input: input.clone().into(),
+            metadata: owned
+                .iter()
+                .map(|(key, value)| (s(key), value.clone()))
+                .collect(),
+            timeout: HardTimeout::from_wire(head.timeout_sec),
+            stall_timeout: StallTimeout::from_wire(head.stall_timeout_ms),
+            ..RunRequest::default()
+        });
+        let mut out = vec![0xee; 4_096];
+        let before = head.before_input(&mut out).unwrap();
+        let behind = before + input.len();
+        out[before..behind].copy_from_slice(&input);
+        let end = behind + head.after_input(&mut out[behind..]).unwrap();
+        assert_eq!(end - behind, head.after_len());
+        assert!(out[end..].iter().all(|&byte| byte == 0xee));
+        assert_eq!(only_message(&out[..end]).1, message);
+        for (room, needed) in [(before - 1, before), (0, before)] {
+            let no_room = Err(BuildError::NoRoom { needed });
+            assert_eq!(head.before_input(&mut vec![0; room]), no_room);
+        }
+        if metadata.is_empty() {
+            let (kind, payload) = encode(&message);
+            let mut expected = Vec::new();
+            encode_envelope(kind, 0, 0, &payload, &mut expected).unwrap();
+            assert_eq!(out[..end], expected);
+        }
+    }
+    let endless = RunRequestHead {
+        input_len: ENVELOPE_TO_NODE_BYTES_MAX,
+        ..RunRequestHead::default()
+    };
+    assert!(matches!(
+        endless.before_input(&mut [0; 200]),
+        Err(BuildError::TooLong { .. })
+    ));
 }
 
 #[test]

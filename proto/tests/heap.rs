@@ -7,7 +7,8 @@ use std::hint::black_box;
 
 use iop_proto::domain::Usage;
 use iop_proto::view::{
-    self, CutProbe, EnvelopeView, RunEventView, TunnelFrameOut, TunnelFrameView, TunnelRequestHead,
+    self, CutProbe, EnvelopeView, RunEventView, RunRequestHead, TunnelFrameOut, TunnelFrameView,
+    TunnelRequestHead,
 };
 
 struct Counting;
@@ -93,6 +94,12 @@ fn building_envelopes_touches_no_heap() {
         ..TunnelRequestHead::default()
     };
     let headers: [(&[u8], &[u8]); 1] = [(b"accept", b"*/*")];
+    let run = RunRequestHead {
+        run_id: RUN,
+        metadata: &[("x-request-id", "1")],
+        input_len: 10,
+        ..RunRequestHead::default()
+    };
     let mut buffer = [0; 400];
     let mut written = 0;
     let calls = heap_calls(|| {
@@ -101,6 +108,8 @@ fn building_envelopes_touches_no_heap() {
                 .before_body(headers.iter().copied(), &mut buffer)
                 .unwrap();
             written += head.after_body(&mut buffer).unwrap();
+            written += run.before_input(&mut buffer).unwrap();
+            written += run.after_input(&mut buffer).unwrap();
             written += view::cancel(RUN, &mut buffer).unwrap();
             written += view::ping(7, &mut buffer).unwrap();
             written += view::body_frame_head(RUN, 1, 9, &mut buffer).unwrap();

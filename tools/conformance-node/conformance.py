@@ -1145,7 +1145,6 @@ def test_interleaved_tunnels_keep_to_themselves(t):
 
 
 # Proves [R-082]
-# Open: R-234: an Ollama/native provider is served by RunRequest; ProviderTunnelRequest is sent.
 def test_native_provider_gets_a_run_request(t):
     session = t.ready()
     client = t.post("native")
@@ -1162,6 +1161,34 @@ def test_native_provider_gets_a_run_request(t):
     client.finish()
     equal(client.status, 200, "status")
     equal(json.loads(client.body)["choices"][0]["message"]["content"], "안녕", "content")
+
+
+# Proves
+def test_native_run_is_streamed_event_by_event(t):
+    session = t.ready()
+    client = t.post("native", more={"stream": True, "stream_options": {"include_usage": True}})
+    item = session.wait("a request", lambda i: i.type == "iop.RunRequest")
+    check(json.loads(item.message.input)["stream"] is True, "stream stays in the input")
+    run = session.runs[item.message.run_id]
+    run.event("start")
+    for text in ("a\n", '"b"', "다"):
+        run.event("delta", delta=text)
+        client.wait_body(part=json.dumps(text, ensure_ascii=False)[1:-1].encode())
+    run.event("progress", delta="never")
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    run.event("complete", usage=rt.Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3),
+              metadata={"openai_tool_calls": json.dumps(calls)})
+    client.finish()
+    equal((client.status, client.ending), (200, "complete"), "ending")
+    events = sse_events(bytes(client.body))
+    equal(events[-1], b"[DONE]", "last event")
+    chunks = [json.loads(event) for event in events[:-1]]
+    equal(chunks[-1]["usage"]["total_tokens"], 3, "usage")
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    equal("".join(choice["delta"].get("content") or "" for choice in choices), 'a\n"b"다', "content")
+    called = [choice["delta"]["tool_calls"] for choice in choices if "tool_calls" in choice["delta"]]
+    equal(called, [[{"index": 0, **calls[0]}]], "tool calls")
+    equal(choices[-1]["finish_reason"], "tool_calls", "finish reason")
 
 
 # ---------------------------------------------------------------- order of frames

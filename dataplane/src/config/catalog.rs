@@ -341,7 +341,8 @@ fn provider(
         .and_then(|field| field.word(&categories));
     let health = group.get("health").and_then(|field| label(&field));
     let enabled = group.flag("enabled", true);
-    let listed = group.get("operations").map(|field| operations(&field));
+    let listed = group.get("operations");
+    let listed = listed.map(|field| (operations(&field), field));
     let row = row?;
     let adapter = &adapters[row];
     let kind = adapter.usable_kind().ok()?;
@@ -358,7 +359,7 @@ fn provider(
             health: health.unwrap_or_else(|| "available".to_owned()),
             capacity: figures.capacity,
             long_capacity: figures.long_capacity,
-            operations: listed.unwrap_or_else(|| kind.operations_default()),
+            operations: served(listed, kind),
             profile: profile_routes(adapter.profile.as_ref()),
             stall_timeout_ms: figures.stall_timeout_ms,
             timeout_s: figures.timeout_s,
@@ -453,6 +454,19 @@ fn operations(field: &Field<'_>) -> OperationSet {
     }
     let named = items.iter().filter_map(|item| item.word(&words));
     named.fold(OperationSet::default(), OperationSet::with)
+}
+
+/// What a provider serves: what is listed, within what its path can carry.
+fn served(listed: Option<(OperationSet, Field<'_>)>, kind: ProviderKind) -> OperationSet {
+    let usual = kind.operations_default();
+    let Some((listed, field)) = listed else {
+        return usual;
+    };
+    let beyond = |&operation: &Operation| listed.contains(operation) && !usual.contains(operation);
+    if let Some(operation) = Operation::ALL.into_iter().find(beyond) {
+        field.complain(format!("{} cannot serve {}", kind.name(), operation.name()));
+    }
+    listed
 }
 
 /// Those of the profile's operations that a tunnel request may name. `[D-09]` `[R-097]` `[R-099]`

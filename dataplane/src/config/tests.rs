@@ -805,6 +805,15 @@ fn figures_of_a_provider_are_checked() {
         &at("operations[0]"),
         "one of chat_completions, completions",
     );
+    // A normalized run has no shape for anything else. `[A-37]`
+    good(&changed("long_capacity: 0", "operations: [completions]"));
+    refused(
+        "long_capacity: 0",
+        "operations: [completions, embeddings]",
+        "operations",
+        &at("operations"),
+        "ollama cannot serve embeddings",
+    );
     refused(
         "long_capacity: 0",
         "category: gpu",

@@ -4,7 +4,6 @@
 //! them.
 use iop_proto::ids::ModelIndex;
 use iop_proto::reason::{Blame, Reason};
-use iop_proto::view::Entries;
 
 use super::Shard;
 use super::client::Phase;
@@ -25,13 +24,18 @@ impl Shard {
     // ── a provider's answer ──────────────────────────────────────────────────────────────────────
 
     /// RESPONSE_START: status and headers to the client of `run`.
-    pub(super) fn client_start(&mut self, run: usize, status: i32, headers: Entries<'_>) {
+    pub(super) fn client_start<'h>(
+        &mut self,
+        run: usize,
+        status: i32,
+        headers: impl Iterator<Item = (&'h [u8], &'h [u8])> + Clone,
+    ) {
         let row = self.runs[run].client.0 as usize;
         let client = &self.clients[row];
         let status = u16::try_from(status).unwrap_or(0);
-        let planned = plan_response(client.asked, status, headers.iter()).and_then(|plan| {
+        let planned = plan_response(client.asked, status, headers.clone()).and_then(|plan| {
             let id = client.request_id();
-            let written = write_response_head(&mut self.scratch[..], &plan, headers.iter(), id)?;
+            let written = write_response_head(&mut self.scratch[..], &plan, headers.clone(), id)?;
             Ok((plan, written))
         });
         let (plan, written) = match planned {
@@ -129,7 +133,7 @@ impl Shard {
             return;
         }
         self.clients[row].phase = Phase::Flushing;
-        self.append_event(row, &event[..length]);
+        self.send_body(row, [&event[..length]].into_iter());
         self.finish_answer_if_open(row);
     }
 
@@ -139,21 +143,7 @@ impl Shard {
         }
     }
 
-    /// An event of ours behind the provider's bytes, framed like them.
-    fn append_event(&mut self, row: usize, event: &[u8]) {
-        let client = &self.clients[row];
-        if client.framing != Framing::Chunked {
-            return self.send_to(row, event);
-        }
-        let mut chunk = [0; surface::ERROR_BYTES_MAX + 32];
-        let head = super::http1::write_chunk_head(&mut chunk, event.len());
-        chunk[head..head + event.len()].copy_from_slice(event);
-        let end = head + event.len();
-        chunk[end..end + 2].copy_from_slice(super::http1::CHUNK_END);
-        self.send_to(row, &chunk[..end + 2]);
-    }
-
-    fn note_first_byte(&mut self, row: usize) {
+    pub(super) fn note_first_byte(&mut self, row: usize) {
         let client = &mut self.clients[row];
         client.first_byte = Some(self.now);
         if (200..300).contains(&client.status) {
@@ -265,7 +255,12 @@ impl Shard {
     }
 
     /// The answer of ours to the client's request, its body aside.
-    fn simple<'a>(&'a self, row: usize, status: u16, content_type: &'a str) -> SimpleResponse<'a> {
+    pub(super) fn simple<'a>(
+        &'a self,
+        row: usize,
+        status: u16,
+        content_type: &'a str,
+    ) -> SimpleResponse<'a> {
         let client = &self.clients[row];
         SimpleResponse {
             asked: client.asked,
@@ -344,7 +339,7 @@ impl Shard {
     }
 
     /// The whole answer is queued.
-    fn answered(&mut self, row: usize, status: u16) {
+    pub(super) fn answered(&mut self, row: usize, status: u16) {
         let unread = matches!(self.clients[row].phase, Phase::Body)
             || (self.clients[row].phase == Phase::Head && self.has_unread_body(row));
         if self.clients[row].phase == Phase::Closing {

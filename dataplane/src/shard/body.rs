@@ -2,6 +2,8 @@
 //!
 //! Lives on: one shard. Bound: the body pool; a Content-Length is reserved whole before the first
 //! byte is taken, a chunked body in steps of `BODY_STEP_BYTES`. `[D-45]`
+use core::ops::Range;
+
 use iop_proto::ids::ShardIndex;
 use iop_proto::limits::BLOCK_BYTES;
 
@@ -109,22 +111,26 @@ impl Body {
     }
 }
 
-/// A collected body and the place of its `model` value.
+/// A collected body and the place of its `model`.
 ///
 /// ```text
-///  0          model_start       model_end            bytes
+///  0          cut.start         cut.end              bytes
 ///  +----------+-----------------+--------------------+
-///  | untouched| replaced        | untouched          |
+///  | untouched| replaced, gone  | untouched          |
 ///  +----------+-----------------+--------------------+
 /// ```
 #[derive(Debug, Default)]
 pub(super) struct Request {
     pub body: Body,
-    /// Offsets of the JSON string, quotes included, in the body.
-    pub model_start: u64,
-    pub model_end: u64,
-    /// The body asks for a stream.
+    /// The JSON string, quotes included: a tunnel gets another one in its place.
+    pub model: Range<u64>,
+    /// The whole member and a comma: a run's input has none. `[D-50]`
+    pub member: Range<u64>,
+    /// The body asks for a stream, and for its usage.
     pub stream: bool,
+    pub include_usage: bool,
+    /// It offers tools.
+    pub tools: bool,
 }
 
 impl Request {
@@ -132,9 +138,15 @@ impl Request {
         std::mem::take(self)
     }
 
-    /// Bytes of the body once `model` is `replacement` bytes long.
-    pub(super) const fn spliced_bytes(&self, replacement: usize) -> u64 {
-        self.body.bytes() - (self.model_end - self.model_start) + replacement as u64
+    /// What of the body does not reach the node, by the family of its request.
+    pub(super) const fn cut(&self, is_tunnel: bool) -> &Range<u64> {
+        if is_tunnel { &self.model } else { &self.member }
+    }
+
+    /// Bytes of the body once `replacement` bytes stand where it was cut.
+    pub(super) const fn spliced_bytes(&self, is_tunnel: bool, replacement: usize) -> u64 {
+        let cut = self.cut(is_tunnel);
+        self.body.bytes() - (cut.end - cut.start) + replacement as u64
     }
 }
 

@@ -25,6 +25,7 @@ use super::body::Request;
 use super::buffer::{Chain, Pool};
 use super::http1::{Asked, BodyMeter, ChunkDecoder, Head, HeadCursor, ResponsePlan};
 use super::inbound::{Inbound, Plain};
+use super::run_answer::RunAnswer;
 use super::send::{Framing, Output};
 use super::splice::ModelScanner;
 use super::transfer::Granted;
@@ -109,6 +110,8 @@ pub(super) struct Client {
     pub output: Output,
     /// The answer's body is complete: the next flush ends it.
     pub ended: bool,
+    /// Of a normalized run.
+    pub answer: RunAnswer,
 
     pub operations: u8,
     receiving: bool,
@@ -160,6 +163,7 @@ impl Client {
             framing: Framing::Plain,
             output: Output::default(),
             ended: false,
+            answer: RunAnswer::NONE,
             operations: 0,
             receiving: false,
             polling: false,
@@ -560,6 +564,7 @@ impl Shard {
         }
         client.head_length = 0;
         client.parsed = None;
+        client.answer.clear(&mut self.sender.pool);
     }
 
     /// Frees the slot once every operation has completed.

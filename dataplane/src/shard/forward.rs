@@ -1,22 +1,34 @@
-//! HOT. One frame of a provider's answer, whole or cut through: whose it is, whether its stream's form
-//! holds, and on to the client.
+//! HOT. One frame of a provider's answer, whole or cut through, or one event of a normalized run: whose
+//! it is, whether its stream's form holds, and on to the client.
 //!
 //! Lives on: the shard of the node's session. Bound: one frame; no state beyond the run's slot.
 //!
-//! Transport builds no HTTP answer: of the client this file sees `client_start`, `client_body`,
-//! `client_end` and `client_run_failed`. `[R-349]`
+//! Transport builds no HTTP answer: of the client this file sees `client_start` and `client_body`;
+//! `client_observes`, `client_text` and `client_completes`; `end_client`. `[R-349]`
 use iop_control::step::Ending;
 use iop_proto::domain::FrameKind;
 use iop_proto::framing::MessageType;
 use iop_proto::legacy;
 use iop_proto::limits::HEADERS_MAX;
 use iop_proto::reason::Reason;
-use iop_proto::view::{CutStart, RunEventView, TunnelFrameView};
+use iop_proto::view::{CutStart, RunEventType, RunEventView, TunnelFrameView};
 
 use super::Shard;
 use super::run::Stage;
 use super::session::Standing;
 use crate::metrics::ShardMetric;
+
+/// A run's last word.
+enum Word<'a> {
+    /// END.
+    End,
+    Complete(&'a RunEventView<'a>),
+    /// The error text of an ERROR, or of an error or cancelled event; and the whole message, if it
+    /// carries an ExecutionFailure.
+    Failed(&'a [u8], Option<(MessageType, &'a [u8])>),
+    /// It broke its stream's form.
+    Broken,
+}
 
 impl Shard {
     /// A whole `ProviderTunnelFrame` from a registered session.
@@ -27,22 +39,24 @@ impl Shard {
             Self::check_start(payload)?;
         }
         self.count_frame(kind, frame.body.len());
-        if self.sessions[session].standing != Standing::Ready {
-            self.metrics.inc(ShardMetric::FramesDropped);
-            return Ok(()); // nothing was ever sent to it
-        }
-        let Some(run) = self.find_run(session, frame.run_id) else {
-            self.metrics.inc(ShardMetric::FramesDropped);
-            return self.violation(session);
+        let Some(run) = self.answered_run(session, frame.run_id)? else {
+            return Ok(());
         };
-        if self.runs[run].stage != Stage::Begun {
-            return self.violation(session); // an answer to a request that was not sent
+        if !self.runs[run].is_tunnel {
+            let is_terminal = matches!(kind, FrameKind::End | FrameKind::Error);
+            return self.other_family(session, run, is_terminal);
         }
         let in_order = self.take_sequence(run, frame.sequence);
         match kind {
-            FrameKind::End | FrameKind::Error => {
-                self.terminal(session, run, &frame, in_order, payload)
+            FrameKind::End if in_order && self.runs[run].head_seen => {
+                self.terminal(session, run, Word::End)
             }
+            FrameKind::Error if in_order => {
+                let kind = MessageType::ProviderTunnelFrame;
+                let evidence = frame.has_failure.then_some((kind, payload));
+                self.terminal(session, run, Word::Failed(frame.error, evidence))
+            }
+            FrameKind::End | FrameKind::Error => self.terminal(session, run, Word::Broken),
             _ if !in_order => self.broken_stream(session, run),
             FrameKind::Body => self.body(session, run, frame.body),
             FrameKind::ResponseStart => self.start(session, run, &frame),
@@ -77,7 +91,7 @@ impl Shard {
             if frame.headers.len() > HEADERS_MAX as usize {
                 self.fail_run(run, Reason::ResponseMalformed);
             } else {
-                self.client_start(run, frame.status_code, frame.headers);
+                self.client_start(run, frame.status_code, frame.headers.iter());
             }
         }
         Ok(())
@@ -95,43 +109,36 @@ impl Shard {
 
     /// A terminal releases the lease whatever its form; only a well-formed one speaks to the client,
     /// and one with evidence not before control has decided by it. `[A-29]` `[R-246]` `[R-168]`
-    fn terminal(
-        &mut self,
-        session: usize,
-        run: usize,
-        frame: &TunnelFrameView<'_>,
-        in_order: bool,
-        payload: &[u8],
-    ) -> Result<(), Reason> {
+    fn terminal(&mut self, session: usize, run: usize, word: Word<'_>) -> Result<(), Reason> {
         if self.is_being_sent(session, run) {
             return Err(Reason::EnvelopeWrongState); // an answer before the request was whole
         }
-        let is_end = frame.frame_kind() == FrameKind::End;
-        let well_formed = in_order && (!is_end || self.runs[run].head_seen);
-        let client = self.runs[run].has_client();
-        if well_formed && !is_end && frame.has_failure {
-            let reason = failure_of(frame.error);
-            self.failed_terminal(run, MessageType::ProviderTunnelFrame, payload, reason);
-            return Ok(());
-        }
-        let (ending, verdict) = if !well_formed {
-            if client {
-                self.end_client(run, Err(Reason::StreamViolation));
+        self.runs[run].cancelled = true; // from here on there is nothing left to cancel
+        let has_client = self.runs[run].has_client();
+        let (ending, outcome) = match word {
+            Word::End => (Ending::Complete, Ok(())),
+            Word::Complete(event) => {
+                if has_client {
+                    self.client_completes(run, event);
+                }
+                self.end_run(run, Some(Ending::Complete));
+                return Ok(());
             }
-            (Ending::Violation, self.violation(session))
-        } else if is_end {
-            if client {
-                self.end_client(run, Ok(()));
+            Word::Failed(error, Some((kind, payload))) => {
+                self.failed_terminal(run, kind, payload, failure_of(error));
+                return Ok(());
             }
-            (Ending::Complete, Ok(()))
-        } else {
-            if client {
-                self.end_client(run, Err(failure_of(frame.error)));
-            }
-            (Ending::Error, Ok(()))
+            Word::Failed(error, None) => (Ending::Error, Err(failure_of(error))),
+            Word::Broken => (Ending::Violation, Err(Reason::StreamViolation)),
         };
+        if has_client {
+            self.end_client(run, outcome);
+        }
         self.end_run(run, Some(ending));
-        verdict
+        match ending {
+            Ending::Violation => self.violation(session),
+            Ending::Complete | Ending::Error => Ok(()),
+        }
     }
 
     /// A frame that breaks its stream's form fails the run, not the connection. `[A-29]` `[D-41]`
@@ -143,31 +150,83 @@ impl Shard {
         self.violation(session)
     }
 
-    /// A `RunEvent` on a tunnel is of the wrong family: a terminal one releases, any other fails the
-    /// run. `[D-41]` `[A-29]`
-    pub(super) fn run_event(&mut self, session: usize, payload: &[u8]) -> Result<(), Reason> {
-        let event = RunEventView::parse(payload).map_err(|error| error.reason())?;
-        self.metrics.inc(ShardMetric::FramesOther);
+    /// A frame or event of the wrong family: a terminal one releases, any other fails the run. `[D-41]`
+    /// `[A-29]`
+    fn other_family(
+        &mut self,
+        session: usize,
+        run: usize,
+        is_terminal: bool,
+    ) -> Result<(), Reason> {
+        if is_terminal {
+            self.terminal(session, run, Word::Broken)
+        } else {
+            self.broken_stream(session, run)
+        }
+    }
+
+    /// The run of `session` that `id` names and whose request has begun; `None`: the session was never
+    /// sent anything.
+    fn answered_run(&mut self, session: usize, id: &[u8]) -> Result<Option<usize>, Reason> {
         if self.sessions[session].standing != Standing::Ready {
             self.metrics.inc(ShardMetric::FramesDropped);
-            return Ok(());
+            return Ok(None);
         }
-        let found = self.find_run(session, event.run_id);
-        let Some(run) = found.filter(|&run| self.runs[run].stage == Stage::Begun) else {
+        let Some(run) = self.find_run(session, id) else {
             self.metrics.inc(ShardMetric::FramesDropped);
-            return self.violation(session);
+            self.violation(session)?;
+            return Ok(None);
         };
-        if !event.event_type().is_terminal() {
-            return self.broken_stream(session, run);
+        if self.runs[run].stage != Stage::Begun {
+            self.violation(session)?; // an answer to a request that was not sent
+            return Ok(None);
         }
-        if self.is_being_sent(session, run) {
-            return Err(Reason::EnvelopeWrongState);
+        Ok(Some(run))
+    }
+
+    // ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    /// A `RunEvent` from a registered session: start once and first, then deltas, then one terminal.
+    /// `[R-083]`
+    pub(super) fn run_event(&mut self, session: usize, payload: &[u8]) -> Result<(), Reason> {
+        let event = RunEventView::parse(payload).map_err(|error| error.reason())?;
+        let kind = event.event_type();
+        self.count_frame(kind_of(kind), event.delta.len());
+        let Some(run) = self.answered_run(session, event.run_id)? else {
+            return Ok(());
+        };
+        if self.runs[run].is_tunnel {
+            return self.other_family(session, run, kind.is_terminal());
         }
+        self.runs[run].deadline = self.now.after_ms(self.runs[run].response_wait_ms);
         if self.runs[run].has_client() {
-            self.end_client(run, Err(Reason::StreamViolation));
+            self.client_observes(run, &event);
         }
-        self.end_run(run, Some(Ending::Violation));
-        self.violation(session)
+        let started = self.runs[run].head_seen;
+        match kind {
+            RunEventType::Complete if started => {
+                self.terminal(session, run, Word::Complete(&event))
+            }
+            RunEventType::Complete => self.terminal(session, run, Word::Broken),
+            RunEventType::Error | RunEventType::Cancelled => {
+                let is_evidence = event.has_failure && kind == RunEventType::Error;
+                let evidence = is_evidence.then_some((MessageType::RunEvent, payload));
+                self.terminal(session, run, Word::Failed(event.error, evidence))
+            }
+            RunEventType::Start if !started => {
+                self.runs[run].head_seen = true;
+                Ok(())
+            }
+            RunEventType::Delta if started => {
+                if self.runs[run].has_client() && !event.delta.is_empty() {
+                    self.client_text(run, event.delta);
+                }
+                Ok(())
+            }
+            RunEventType::Start | RunEventType::Delta => self.broken_stream(session, run),
+            // Of a newer node: not forwarded, no terminal, counted. `[R-087]`
+            RunEventType::Other => Ok(()),
+        }
     }
 
     // ── cut through ──────────────────────────────────────────────────────────────────────────────
@@ -181,7 +240,8 @@ impl Shard {
             self.note_violation(session);
             return None;
         };
-        if self.take_sequence(run, start.sequence) && self.runs[run].head_seen {
+        let run_takes = self.runs[run].is_tunnel && self.runs[run].head_seen;
+        if self.take_sequence(run, start.sequence) && run_takes {
             return Some(run);
         }
         if self.runs[run].has_client() {
@@ -220,6 +280,17 @@ impl Shard {
         if self.plant {
             crate::alloc::plant();
         }
+    }
+}
+
+/// Events count as the frames that they are to their runs.
+const fn kind_of(event: RunEventType) -> FrameKind {
+    match event {
+        RunEventType::Start => FrameKind::ResponseStart,
+        RunEventType::Delta => FrameKind::Body,
+        RunEventType::Complete => FrameKind::End,
+        RunEventType::Error | RunEventType::Cancelled => FrameKind::Error,
+        RunEventType::Other => FrameKind::Unknown(0),
     }
 }
 

@@ -22,6 +22,7 @@ pub mod outbox;
 mod output;
 mod request;
 mod run;
+mod run_answer;
 pub mod send;
 mod session;
 pub mod splice;
@@ -177,6 +178,8 @@ pub struct ShardParts {
     /// Random: request ids start from it.
     pub request_seed: u64,
     pub started: Instant,
+    /// Unix seconds at `started`.
+    pub epoch_s: u64,
     pub lanes: ShardEnd,
     pub arrivals: Consumer<Box<Handover>>,
     pub waker: Waker,
@@ -198,6 +201,8 @@ pub struct Shard {
     request_seed: u64,
     requests_made: u64,
     started: Instant,
+    /// Unix seconds at `Now` 0.
+    epoch_s: u64,
     now: Now,
 
     ring: Ring,
@@ -298,6 +303,7 @@ impl Shard {
             request_seed: parts.request_seed,
             requests_made: 0,
             started: parts.started,
+            epoch_s: parts.epoch_s,
             now: Now::default(),
             ring,
             node_buffers,

@@ -231,9 +231,11 @@ impl Shard {
         let threshold = u64::from(self.config.names.model(model).long_threshold_bytes);
         let client = &mut self.clients[row];
         client.model = Some(model);
-        client.request.model_start = span.start;
-        client.request.model_end = span.end;
+        client.request.model = span.start..span.end;
+        client.request.member = span.member_start..span.member_end;
         client.request.stream = span.stream;
+        client.request.include_usage = span.include_usage;
+        client.request.tools = span.tools;
         client.phase = Phase::Waiting;
         let bytes = client.request.body.bytes();
         client.body_bytes_in = bytes;

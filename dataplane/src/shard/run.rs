@@ -2,6 +2,8 @@
 //!
 //! Lives on: one shard, that of the node's session. Bound: `RUNS_PER_SHARD_MAX` slots; a slot gets
 //! exactly one final report (`NotSent`, `Terminal`, `Stalled`, `Lost`) and is free from then on.
+use core::ops::Range;
+
 use iop_control::step::{Ending, Event, Evidence};
 use iop_proto::catalog::Operation;
 use iop_proto::ids::{
@@ -37,11 +39,14 @@ pub(super) struct Run {
     /// Slot and tenant of the client that waits; `NONE` once it is settled.
     pub client: (u32, u32),
     pub provider: ProviderIndex,
+    /// The provider is reached by a raw tunnel, else by a normalized run. `[A-62]` `[I3.4]`
+    pub is_tunnel: bool,
     pub operation: Operation,
-    /// The request's body and what to splice into it, until it was sent.
+    /// The request's body and where its `model` stands, until it was sent; and what it asks for.
     pub request: Request,
     /// Sequence the next frame must have; `None` before the first, which may be 0 or 1. `[A-29]`
     pub sequence: Option<u64>,
+    /// RESPONSE_START came, or the start of a normalized run.
     pub head_seen: bool,
     /// CancelRequest was sent: at most once. `[R-246]`
     pub cancelled: bool,
@@ -69,6 +74,7 @@ impl Run {
             session: (NONE, 0),
             client: (NONE, 0),
             provider: ProviderIndex::new(0).expect("row 0 is in every table"),
+            is_tunnel: true,
             operation: Operation::ChatCompletions,
             request: Request::default(),
             sequence: None,
@@ -89,6 +95,11 @@ impl Run {
     pub(super) const fn has_client(&self) -> bool {
         self.client.0 != NONE
     }
+
+    /// What of the client's body does not reach the node.
+    pub(super) const fn cut(&self) -> &Range<u64> {
+        self.request.cut(self.is_tunnel)
+    }
 }
 
 impl Shard {
@@ -105,7 +116,9 @@ impl Shard {
         operation: Operation,
         request: Request,
     ) {
-        let response_wait_ms = self.config.names.provider(provider).response_wait_ms;
+        let configured = self.config.names.provider(provider);
+        let response_wait_ms = configured.response_wait_ms;
+        let is_tunnel = configured.kind.is_tunnel();
         let row = reference.slot as usize;
         assert!(
             !self.runs[row].is_live(),
@@ -118,6 +131,7 @@ impl Shard {
             session,
             client,
             provider,
+            is_tunnel,
             operation,
             request,
             sequence: None,

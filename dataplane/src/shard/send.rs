@@ -251,8 +251,21 @@ impl Sender {
         records: Option<&mut Records>,
         bytes: &[u8],
     ) -> Result<(), SendError> {
+        self.append_parts(output, records, core::iter::once(bytes))
+    }
+
+    /// As `append`, the parts joined.
+    ///
+    /// # Errors
+    /// As `append`.
+    pub fn append_parts<'a>(
+        &mut self,
+        output: &mut Output,
+        records: Option<&mut Records>,
+        parts: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<(), SendError> {
         debug_assert!(output.gather.is_none(), "flush the gather first");
-        self.enqueue(output, records, core::iter::once(bytes))
+        self.enqueue(output, records, parts)
     }
 
     fn enqueue<'a>(

@@ -1,4 +1,5 @@
-//! Finds the `model` of a request body as it arrives, so that its value alone can be replaced.
+//! Finds the `model` of a request body as it arrives, so that its value alone can be replaced, or the
+//! whole member cut out.
 //!
 //! Lives on: a shard. View: one request body, in slices. Bound: `JSON_DEPTH_MAX` levels at a bit each,
 //! one name of `NAME_BYTES_MAX`; no heap.
@@ -21,15 +22,33 @@ pub fn write_json_string(out: &mut [u8], text: &str) -> Option<usize> {
     Some(writer.written())
 }
 
-/// Where the `model` value stands in the body, and what it says.
+/// Where the `model` value stands in the body, and what it says; and what else an answer depends on.
+/// Of several members of one name the last counts, as with most readers.
+///
+/// ```text
+///  {"a":1 , "model" : "x","b":2}        {"model":"x", "b":2}
+///         |           |  |               |       |  ||
+///         member_start|  end, member_end |       |  |member_end
+///                     start              |       |  end
+///                                        |       start
+///                                        member_start
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSpan {
     /// Bytes of the body before the value.
     pub start: u64,
     /// The first byte behind it; `start..end` holds both quotes.
     pub end: u64,
-    /// The body's top-level `stream` is `true`; of several the last counts, as with most readers.
+    /// `member_start..member_end` is the member with the comma before it, or that behind it if it is
+    /// the first: without these bytes the body is the same object without a model. `[D-50]`
+    pub member_start: u64,
+    pub member_end: u64,
+    /// The body's top-level `stream` is `true`.
     pub stream: bool,
+    /// Its top-level `stream_options` is an object whose `include_usage` is `true`.
+    pub include_usage: bool,
+    /// Its top-level `tools` is an array.
+    pub tools: bool,
     name: Name,
 }
 
@@ -132,44 +151,72 @@ enum Role {
     NestedKey,
     /// A key of the top-level object, compared while it is read.
     TopKey,
+    /// A key of `stream_options`, compared likewise.
+    OptionKey,
     Model,
 }
 
-/// The last key of the top-level object.
+/// A key that matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Model,
     Stream,
+    StreamOptions,
+    Tools,
+    /// Below `stream_options`.
+    IncludeUsage,
     Other,
 }
 
 const MODEL: &[u8] = b"model";
-const STREAM: &[u8] = b"stream";
+const FIELDS: [(&[u8], Field); 5] = [
+    (MODEL, Field::Model),
+    (b"stream", Field::Stream),
+    (b"stream_options", Field::StreamOptions),
+    (b"tools", Field::Tools),
+    (b"include_usage", Field::IncludeUsage),
+];
+/// No key that matters is so long.
+const KEY_TOO_LONG: usize = 15;
 
 /// Compares an unescaped key with the ones that matter, byte by byte.
 #[derive(Clone, Copy, Debug)]
 struct KeyMatch {
     len: usize,
-    model: bool,
+    /// Which of `FIELDS` begin like it.
+    alike: [bool; FIELDS.len()],
     /// `model` in any case: readers that ignore case (Go's encoding/json) would take it for the model.
     model_any_case: bool,
-    stream: bool,
 }
 
 impl KeyMatch {
     const START: Self = Self {
         len: 0,
-        model: true,
+        alike: [true; FIELDS.len()],
         model_any_case: true,
-        stream: true,
     };
 
     fn push(&mut self, byte: u8) {
         let at = |text: &[u8]| text.get(self.len).copied();
-        self.model &= at(MODEL) == Some(byte);
+        for (alike, (text, _)) in self.alike.iter_mut().zip(FIELDS) {
+            *alike &= at(text) == Some(byte);
+        }
         self.model_any_case &= at(MODEL) == Some(byte.to_ascii_lowercase());
-        self.stream &= at(STREAM) == Some(byte);
-        self.len = (self.len + 1).min(STREAM.len() + 1);
+        self.len = (self.len + 1).min(KEY_TOO_LONG);
+    }
+
+    /// It is none of them, whatever follows.
+    fn spoil(&mut self) {
+        self.len = KEY_TOO_LONG;
+    }
+
+    fn field(&self) -> Field {
+        let same = self
+            .alike
+            .iter()
+            .zip(FIELDS)
+            .find(|(alike, (text, _))| **alike && text.len() == self.len);
+        same.map_or(Field::Other, |(_, (_, field))| field)
     }
 }
 
@@ -180,7 +227,10 @@ impl KeyMatch {
 pub struct ModelScanner {
     state: State,
     role: Role,
+    /// The last key of the top-level object.
     field: Field,
+    /// The last key of `stream_options`, while that object is read.
+    option: Option<Field>,
     key: KeyMatch,
     /// Bytes of the body before the slice in hand.
     offset: u64,
@@ -198,6 +248,9 @@ pub struct ModelScanner {
     /// Keys that name the model, in any case; the second refuses the body.
     models: u32,
     found: bool,
+    /// Offsets of the last comma between members of the top-level object, and of the last key there.
+    comma_at: Option<u64>,
+    key_at: u64,
     span: ModelSpan,
     failed: Option<Reason>,
 }
@@ -219,6 +272,7 @@ impl ModelScanner {
             state: State::Start,
             role: Role::Opaque,
             field: Field::Other,
+            option: None,
             key: KeyMatch::START,
             offset: 0,
             depth: 0,
@@ -231,10 +285,16 @@ impl ModelScanner {
             high: 0,
             models: 0,
             found: false,
+            comma_at: None,
+            key_at: 0,
             span: ModelSpan {
                 start: 0,
                 end: 0,
+                member_start: 0,
+                member_end: 0,
                 stream: false,
+                include_usage: false,
+                tools: false,
                 name,
             },
             failed: None,
@@ -320,12 +380,7 @@ impl ModelScanner {
             (State::Value | State::FirstElement, _) if byte != b']' => self.value(byte, at),
             (State::FirstElement, b']') => self.close(false),
             (State::Key | State::FirstKey, b'"') => {
-                let is_top = self.depth == 1;
-                self.begin_text(if is_top {
-                    Role::TopKey
-                } else {
-                    Role::NestedKey
-                });
+                self.begin_key(at);
                 Ok(())
             }
             (State::FirstKey, b'}') => self.close(true),
@@ -334,6 +389,9 @@ impl ModelScanner {
                 Ok(())
             }
             (State::After, b',') => {
+                if self.depth == 1 {
+                    self.top_comma(at);
+                }
                 self.state = if self.in_object() {
                     State::Key
                 } else {
@@ -346,12 +404,35 @@ impl ModelScanner {
         }
     }
 
-    fn value(&mut self, byte: u8, at: u64) -> Result<(), Reason> {
-        let of_field = |field| self.depth == 1 && self.field == field;
-        let is_model = of_field(Field::Model);
-        if of_field(Field::Stream) {
-            self.span.stream = byte == b't'; // anything else than `true` fails or is not true
+    /// A comma between two members of the top-level object: it goes with a `model` that was the first.
+    fn top_comma(&mut self, at: u64) {
+        if self.comma_at.is_none() && self.field == Field::Model {
+            self.span.member_end = at + 1;
         }
+        self.comma_at = Some(at);
+    }
+
+    /// Whether the value that begins with `byte` is the model; notes what the others say.
+    fn note(&mut self, byte: u8) -> bool {
+        let is_true = byte == b't'; // anything else than `true` fails or is not true
+        if self.depth == 2 && self.option.take() == Some(Field::IncludeUsage) {
+            self.span.include_usage = is_true;
+        }
+        if self.depth != 1 {
+            return false;
+        }
+        match self.field {
+            Field::Model => return true,
+            Field::Stream => self.span.stream = is_true,
+            Field::StreamOptions => self.span.include_usage = false,
+            Field::Tools => self.span.tools = byte == b'[',
+            Field::IncludeUsage | Field::Other => {}
+        }
+        false
+    }
+
+    fn value(&mut self, byte: u8, at: u64) -> Result<(), Reason> {
+        let is_model = self.note(byte);
         let starts = matches!(byte, b'{' | b'[' | b't' | b'f' | b'n' | b'-' | b'0'..=b'9');
         if is_model && starts {
             return Err(Reason::ModelMissing); // a value, but no string
@@ -443,6 +524,21 @@ impl ModelScanner {
 
     // ── strings ─────────────────────────────────────────────────────────────────────────────────
 
+    /// A key begins with the quote at `at`.
+    fn begin_key(&mut self, at: u64) {
+        let in_options = self.depth == 2 && self.field == Field::StreamOptions;
+        let role = match self.depth {
+            1 => {
+                self.key_at = at;
+                Role::TopKey
+            }
+            // An array there is closed by now, or its objects are a level further down.
+            _ if in_options => Role::OptionKey,
+            _ => Role::NestedKey,
+        };
+        self.begin_text(role);
+    }
+
     fn begin_text(&mut self, role: Role) {
         self.state = State::Text;
         self.role = role;
@@ -486,7 +582,7 @@ impl ModelScanner {
     fn take(&mut self, byte: u8) {
         match self.role {
             Role::Opaque | Role::NestedKey => {}
-            Role::TopKey => self.key.push(byte),
+            Role::TopKey | Role::OptionKey => self.key.push(byte),
             Role::Model => self.span.name.push(byte),
         }
     }
@@ -544,8 +640,10 @@ impl ModelScanner {
         self.hex_left -= 1;
         if self.hex_left == 0 {
             self.state = State::Text;
-            if matches!(self.role, Role::TopKey | Role::Model) {
-                return self.code_unit();
+            match self.role {
+                Role::TopKey | Role::Model => return self.code_unit(),
+                Role::OptionKey => self.key.spoil(), // spelled plainly or not at all
+                Role::Opaque | Role::NestedKey => {}
             }
         }
         Ok(())
@@ -583,8 +681,14 @@ impl ModelScanner {
                 self.end_key()?;
                 State::Colon
             }
+            Role::OptionKey => {
+                self.option = Some(self.key.field());
+                State::Colon
+            }
             Role::Model => {
                 self.span.end = end;
+                self.span.member_start = self.comma_at.unwrap_or(self.key_at);
+                self.span.member_end = end;
                 self.found = true;
                 State::After
             }
@@ -595,13 +699,7 @@ impl ModelScanner {
     fn end_key(&mut self) -> Result<(), Reason> {
         let key = self.key;
         self.models += u32::from(key.model_any_case && key.len == MODEL.len());
-        self.field = if key.model && key.len == MODEL.len() {
-            Field::Model
-        } else if key.stream && key.len == STREAM.len() {
-            Field::Stream
-        } else {
-            Field::Other
-        };
+        self.field = key.field();
         if self.models > 1 {
             Err(Reason::ModelDuplicate)
         } else {

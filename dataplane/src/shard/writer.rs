@@ -29,9 +29,10 @@ use crate::tls::record::ReplyBuf;
 /// Which part of a request comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    BeforeModel,
-    Model,
-    BehindModel,
+    BeforeCut,
+    /// The provider's model in place of the client's; nothing in a normalized run.
+    Cut,
+    BehindCut,
     Tail,
 }
 
@@ -321,10 +322,10 @@ impl Shard {
         self.metrics.inc(ShardMetric::RunsDispatched);
         self.metrics.inc(ShardMetric::EnvelopesSent);
         self.seal_scratch(row, length)?;
-        let left = self.runs[run].request.model_start;
+        let left = self.runs[run].cut().start;
         self.sessions[row].writer.current = Some(Bulk {
             run: slot_of(run),
-            part: Part::BeforeModel,
+            part: Part::BeforeCut,
             left,
         });
         Ok(())
@@ -333,7 +334,7 @@ impl Shard {
     /// Seals more of the bulk envelope in progress. `false`: the socket has enough for now.
     fn continue_bulk(&mut self, row: usize, mut bulk: Bulk) -> Result<bool, Reason> {
         let run = bulk.run as usize;
-        while bulk.left > 0 && matches!(bulk.part, Part::BeforeModel | Part::BehindModel) {
+        while bulk.left > 0 && matches!(bulk.part, Part::BeforeCut | Part::BehindCut) {
             if self.sessions[row].writer.sealed.bytes() >= u64::from(SESSION_UNSENT_BYTES_MAX) {
                 self.sessions[row].writer.current = Some(bulk);
                 return Ok(false);
@@ -349,16 +350,17 @@ impl Shard {
             bulk.left -= part as u64;
         }
         let next = match bulk.part {
-            Part::BeforeModel => Some((Part::Model, 0)),
-            Part::Model => {
+            Part::BeforeCut => Some((Part::Cut, 0)),
+            Part::Cut => {
                 let length = self.write_model(run);
                 self.seal_scratch(row, length)?;
-                let request = &mut self.runs[run].request;
-                let replaced = piece(request.model_end - request.model_start);
-                request.body.consume(&mut self.bodies, replaced);
-                Some((Part::BehindModel, request.body.bytes()))
+                let cut = self.runs[run].cut();
+                let replaced = piece(cut.end - cut.start);
+                let body = &mut self.runs[run].request.body;
+                body.consume(&mut self.bodies, replaced);
+                Some((Part::BehindCut, body.bytes()))
             }
-            Part::BehindModel => Some((Part::Tail, 0)),
+            Part::BehindCut => Some((Part::Tail, 0)),
             Part::Tail => {
                 let length = self.write_request_tail(run)?;
                 self.seal_scratch(row, length)?;

@@ -9,6 +9,7 @@ use crate::shard::http1::{Allow, Asked, SimpleResponse, write_simple_response};
 use crate::text::{NoRoom, Writer};
 
 mod anthropic;
+pub mod json;
 pub mod openai;
 
 /// Media type of every JSON answer.

@@ -10,6 +10,9 @@ use iop_proto::reason::Reason;
 use crate::keys::{Caller, KeyTable};
 use crate::text::{NoRoom, Writer};
 
+pub mod run;
+pub mod tools;
+
 /// `type` of an error object.
 const fn kind(reason: Reason) -> &'static str {
     match reason.status() {
@@ -74,7 +77,12 @@ pub struct ModelCatalog {
     text: Vec<u8>,
     /// Where each model's object ends, by row.
     ends: Vec<usize>,
+    /// Where its name ends in there.
+    name_ends: Vec<usize>,
 }
+
+/// What a model's object begins with, its name behind it.
+const MODEL_START: &[u8] = b"{\"id\":";
 
 const LIST_START: &[u8] = b"{\"object\":\"list\",\"data\":[";
 const LIST_END: &[u8] = b"]}";
@@ -82,25 +90,41 @@ const LIST_END: &[u8] = b"]}";
 impl ModelCatalog {
     #[must_use]
     pub fn new(names: &Names) -> Self {
-        let (mut text, mut ends) = (Vec::new(), Vec::new());
+        let (mut text, mut ends, mut name_ends) = (Vec::new(), Vec::new(), Vec::new());
         // Six bytes for each of the name's, were it all control characters, and the rest.
         let mut object = vec![0; 6 * NAME_BYTES_MAX as usize + 128];
         for model in &names.models {
             let mut out = Writer::new(&mut object);
-            put_model(&mut out, &model.name, model.created).expect("a name of NAME_BYTES_MAX fits");
+            let name_end = put_model(&mut out, &model.name, model.created)
+                .expect("a name of NAME_BYTES_MAX fits");
+            name_ends.push(text.len() + name_end);
             let len = out.written();
             text.extend_from_slice(&object[..len]);
             ends.push(text.len());
         }
-        Self { text, ends }
+        Self {
+            text,
+            ends,
+            name_ends,
+        }
+    }
+
+    /// The model's name as a JSON string.
+    #[must_use]
+    pub fn name(&self, model: ModelIndex) -> &[u8] {
+        let start = self.start(model) + MODEL_START.len();
+        &self.text[start..self.name_ends[model.row()]]
+    }
+
+    fn start(&self, model: ModelIndex) -> usize {
+        let before = model.row().checked_sub(1);
+        before.map_or(0, |before| self.ends[before])
     }
 
     /// Answer to `GET /v1/models/{id}`.
     #[must_use]
     pub fn model(&self, model: ModelIndex) -> &[u8] {
-        let row = model.row();
-        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.text[start..self.ends[row]]
+        &self.text[self.start(model)..self.ends[model.row()]]
     }
 
     /// Answer to `GET /v1/models` in pieces: the models that `caller` may name, in configured order.
@@ -128,12 +152,15 @@ impl ModelCatalog {
     }
 }
 
-fn put_model(text: &mut Writer<'_>, name: &str, created: u64) -> Result<(), NoRoom> {
-    text.put(b"{\"id\":")?;
+/// Writes a model's object; where its name ends.
+fn put_model(text: &mut Writer<'_>, name: &str, created: u64) -> Result<usize, NoRoom> {
+    text.put(MODEL_START)?;
     text.put_json_string(name)?;
+    let name_end = text.written();
     text.put(b",\"object\":\"model\",\"created\":")?;
     text.put_decimal(created)?;
-    text.put(b",\"owned_by\":\"iop\"}")
+    text.put(b",\"owned_by\":\"iop\"}")?;
+    Ok(name_end)
 }
 
 /// The model id that a path holds percent-encoded, decoded into `out`. `None` for a broken escape or

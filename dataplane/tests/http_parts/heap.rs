@@ -8,7 +8,14 @@ use iop_dataplane::shard::http1::{
     write_response_head,
 };
 use iop_dataplane::shard::splice::{ModelScanner, write_json_string};
+use iop_dataplane::surface::openai::run::{
+    Shape, USAGE_BYTES_MAX, UsageField, text_choice, write_usage,
+};
+use iop_dataplane::surface::openai::tools::{self, Hold};
 use iop_dataplane::surface::{Refusal, Surface};
+use iop_dataplane::text::json_escaped;
+use iop_proto::catalog::Operation;
+use iop_proto::domain::Usage;
 use iop_proto::reason::Reason;
 
 const HEAD: &[u8] =
@@ -60,7 +67,34 @@ fn exchange(head: &mut [u8], keys: &KeyTable) -> usize {
         retry_after_s: 1,
         allow: None,
     };
-    seen + refusal.write(&mut out).unwrap()
+    seen + refusal.write(&mut out).unwrap() + events()
+}
+
+/// One delta and the end of a normalized run.
+fn events() -> usize {
+    let operation = Operation::ChatCompletions;
+    let shape = Shape {
+        operation,
+        id: b"id",
+        created: b"1",
+        model: b"\"m\"",
+    };
+    let taken = Hold::Line(0).take(b"text \"and\" more\n<tool_call>{}");
+    let [before, behind] = text_choice(operation);
+    let choice = [before]
+        .into_iter()
+        .chain(json_escaped(taken.passes))
+        .chain([behind]);
+    let mut usage = [0; USAGE_BYTES_MAX];
+    let length = write_usage(&mut usage, Usage::default());
+    let event = shape.event(choice, UsageField::Is(&usage[..length]));
+    let calls = tools::reported(b"[{\"id\":\"c\"}]").expect("calls");
+    let held = b"<tool_call>{\"name\":\"f\"}</tool_call>";
+    event
+        .chain(tools::delta_calls(calls))
+        .chain(tools::restored(held, b"id", true))
+        .map(<[u8]>::len)
+        .sum()
 }
 
 #[test]

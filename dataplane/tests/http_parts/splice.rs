@@ -292,6 +292,121 @@ fn stream_is_true_only_at_the_top_and_the_last_counts() {
     }
 }
 
+/// Proves [D-50].
+#[test]
+fn d50_without_its_model_a_body_is_the_same_object_to_the_byte() {
+    for (body, rest) in [
+        (r#"{"model":"a"}"#, "{}"),
+        (r#" { "model" : "a" } "#, " {  } "),
+        (r#"{"model":"a","b":1}"#, r#"{"b":1}"#),
+        ("{\"model\":\"a\"\n ,\t\"b\":1}", "{\t\"b\":1}"),
+        (r#"{"b":1,"model":"a"}"#, r#"{"b":1}"#),
+        (r#"{"b":[1,2] , "m\u006fdel" : "a" }"#, r#"{"b":[1,2]  }"#),
+        (
+            r#"{"b":{"model":"n","c":[{"x":1},2]},"model":"a","d":{"e":1,"f":2}}"#,
+            r#"{"b":{"model":"n","c":[{"x":1},2]},"d":{"e":1,"f":2}}"#,
+        ),
+        (
+            r#"{"model":"a","b":{"c":1,"d":2},"e":3}"#,
+            r#"{"b":{"c":1,"d":2},"e":3}"#,
+        ),
+    ] {
+        let member = |pieces: &mut dyn Iterator<Item = &[u8]>| {
+            let mut scanner = ModelScanner::new();
+            pieces.for_each(|piece| scanner.push(piece).unwrap());
+            let span = scanner.finish().unwrap();
+            (span.member_start, span.member_end)
+        };
+        let whole = member(&mut [body.as_bytes()].into_iter());
+        for size in [1, 2, 3, 7] {
+            assert_eq!(member(&mut body.as_bytes().chunks(size)), whole, "{body}");
+        }
+        let at = |offset: u64| usize::try_from(offset).unwrap();
+        let cut = [&body[..at(whole.0)], &body[at(whole.1)..]].concat();
+        assert_eq!(cut, rest, "{body}");
+        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&cut).unwrap();
+    }
+}
+
+#[test]
+fn what_an_answer_depends_on_is_read_where_it_stands_and_nowhere_else() {
+    for (rest, include_usage, tools) in [
+        ("", false, false),
+        (
+            r#","stream_options":{"include_usage":true},"tools":[]"#,
+            true,
+            true,
+        ),
+        (
+            r#","stream_options":{"a":[{"include_usage":false}],"include_usage" : true}"#,
+            true,
+            false,
+        ),
+        (r#","stream_options":{"include_usage":false}"#, false, false),
+        (
+            r#","stream_options":{"include_usage":"true"}"#,
+            false,
+            false,
+        ),
+        (
+            r#","stream_options":{"include_usage":1,"x":true}"#,
+            false,
+            false,
+        ),
+        (
+            r#","stream_options":{"x":{"include_usage":true}}"#,
+            false,
+            false,
+        ),
+        (
+            r#","stream_options":[{"include_usage":true}]"#,
+            false,
+            false,
+        ),
+        (
+            r#","stream_options":{"include_usage":true},"stream_options":{}"#,
+            false,
+            false,
+        ),
+        (
+            r#","stream_options":{"include_usage":true},"stream_options":null"#,
+            false,
+            false,
+        ),
+        (
+            r#","include_usage":true,"x":{"include_usage":true}"#,
+            false,
+            false,
+        ),
+        (
+            r#","x":{"tools":[1],"stream_options":{"include_usage":true}}"#,
+            false,
+            false,
+        ),
+        (r#","tools":[1],"tools":null"#, false, false),
+        (r#","tools":"x""#, false, false),
+        (
+            r#","stream_options":{"\ud800":1,"include_\u0075sage":true}"#,
+            false,
+            false,
+        ),
+    ] {
+        let body = format!("{{\"model\":\"a\"{rest}}}");
+        for size in [1, 3, body.len()] {
+            let mut scanner = ModelScanner::new();
+            body.as_bytes()
+                .chunks(size)
+                .for_each(|piece| scanner.push(piece).unwrap());
+            let span = scanner.finish().unwrap();
+            assert_eq!(
+                (span.include_usage, span.tools),
+                (include_usage, tools),
+                "{body}"
+            );
+        }
+    }
+}
+
 /// Proves [P-34], [D-31].
 #[test]
 fn p34_splicing_changes_the_model_value_and_nothing_else() {

@@ -162,6 +162,19 @@ impl RunEventKind {
     }
 }
 
+/// Keys of `RunEvent.metadata` that an OpenAI surface reads; it reads no other.
+pub mod run_key {
+    /// JSON array of tool calls in OpenAI's shape; on a `Complete` alone. `[R-302]`
+    pub const TOOL_CALLS: &str = "openai_tool_calls";
+    /// `"true"` when the answer's text may hold tool calls, each as one block
+    /// `<tool_call>{"name":…,"arguments":{…}}</tool_call>`; on `Start` and `Complete`, so that a
+    /// surface knows it before the first delta. `[R-305]` `[R-308]`
+    pub const TEXT_TOOL_FALLBACK: &str = "openai_text_tool_fallback";
+    /// Why the answer ended, in OpenAI's words: `stop`, `length`, `tool_calls`, `content_filter`; on
+    /// a `Complete`. Absent: `stop`, or `tool_calls` beside such calls.
+    pub const FINISH_REASON: &str = "openai_finish_reason";
+}
+
 /// One step of a normalized execution. `[R-083]`
 #[derive(Clone, PartialEq)]
 pub struct RunEvent {

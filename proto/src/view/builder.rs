@@ -1,4 +1,5 @@
-//! HOT. One-pass builders of the hot envelopes into a given buffer; fields in the order of their numbers.
+//! HOT. One-pass builders of the hot envelopes into a given buffer; fields in the order of their numbers,
+//! but for the metadata of a `RunRequest`.
 //!
 //! Lives on: shards, agent, bench. View: borrowed parts. Bound: the buffer; no heap.
 //!
@@ -10,7 +11,7 @@ use core::fmt;
 use super::key::{
     cancel as cancel_key, entry, envelope, features as features_key, frame, go_away as go_away_key,
     ping as ping_key, ready_request as ready_request_key, ready_response as ready_response_key,
-    register_response as register_response_key, tunnel_request, usage as usage_key,
+    register_response as register_response_key, run_request, tunnel_request, usage as usage_key,
     window as window_key,
 };
 use crate::domain::{FrameKind, Usage};
@@ -360,6 +361,83 @@ impl TunnelRequestHead<'_> {
         sink.bytes(tunnel_request::OPERATION, self.operation.as_bytes());
         sink.int(
             tunnel_request::STALL_TIMEOUT,
+            self.stall_timeout_ms.cast_unsigned(),
+        );
+    }
+}
+
+/// `RunRequest` without its input, which is streamed between two writes. `[R-082]`
+///
+/// ```text
+///  before_input                                       | input_len bytes | after_input
+///  length prefix, envelope, fields 1 … 3, 5, key 4    | the input       | fields 7, 8
+/// ```
+/// The metadata goes first: what it is borrowed from may be gone once the input has been sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunRequestHead<'a> {
+    pub run_id: &'a str,
+    pub adapter: &'a str,
+    pub target: &'a str,
+    /// Key and value. `[R-299]`
+    pub metadata: &'a [(&'a str, &'a str)],
+    pub input_len: u32,
+    /// Hard deadline, s; 0 = none. `[A-53]`
+    pub timeout_sec: i32,
+    /// 0 leaves the node its default. `[R-113]`
+    pub stall_timeout_ms: i64,
+}
+
+impl RunRequestHead<'_> {
+    /// Writes everything up to the input's first byte.
+    ///
+    /// # Errors
+    /// `NoRoom`, `TooLong` over the node's limit.
+    pub fn before_input(&self, out: &mut [u8]) -> Result<usize, BuildError> {
+        let fields = measure(|sink| self.fields_before(sink));
+        let envelope = EnvelopeHead {
+            kind: MessageType::RunRequest,
+            id: 0,
+            reply_to: 0,
+            payload_len: fields + self.input_len as usize + self.after_len(),
+        };
+        let at = envelope.write_before(out, fields)?;
+        let mut sink = Sink { out: Some(out), at };
+        self.fields_before(&mut sink);
+        Ok(sink.at)
+    }
+
+    /// Bytes that [`Self::after_input`] writes.
+    #[must_use]
+    pub fn after_len(&self) -> usize {
+        measure(|sink| self.fields_after(sink))
+    }
+
+    /// Writes everything behind the input's last byte.
+    ///
+    /// # Errors
+    /// `NoRoom`.
+    pub fn after_input(&self, out: &mut [u8]) -> Result<usize, BuildError> {
+        let mut sink = Sink::into(out, self.after_len())?;
+        self.fields_after(&mut sink);
+        Ok(sink.at)
+    }
+
+    fn fields_before(&self, sink: &mut Sink<'_>) {
+        sink.bytes(run_request::RUN_ID, self.run_id.as_bytes());
+        sink.bytes(run_request::ADAPTER, self.adapter.as_bytes());
+        sink.bytes(run_request::TARGET, self.target.as_bytes());
+        for (key, value) in self.metadata {
+            sink.header(run_request::METADATA, (key.as_bytes(), value.as_bytes()));
+        }
+        if self.input_len > 0 {
+            sink.open(run_request::INPUT, self.input_len as usize);
+        }
+    }
+
+    fn fields_after(&self, sink: &mut Sink<'_>) {
+        sink.int(run_request::TIMEOUT, wire_int32(self.timeout_sec));
+        sink.int(
+            run_request::STALL_TIMEOUT,
             self.stall_timeout_ms.cast_unsigned(),
         );
     }

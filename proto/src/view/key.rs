@@ -58,6 +58,10 @@ keys! {
         HEADERS = 7 LEN, BODY = 8 LEN, STREAM = 9 VARINT, TIMEOUT = 10 VARINT,
         OPERATION = 13 LEN, STALL_TIMEOUT = 16 VARINT,
     }
+    run_request {
+        RUN_ID = 1 LEN, ADAPTER = 2 LEN, TARGET = 3 LEN, INPUT = 4 LEN, METADATA = 5 LEN,
+        TIMEOUT = 7 VARINT, STALL_TIMEOUT = 8 VARINT,
+    }
     register_response { ACCEPTED = 1 VARINT, REASON = 2 LEN, NODE_ID = 3 LEN, CONFIG = 4 LEN, }
     ready_response { READY = 1 VARINT, REASON = 2 LEN, }
     cancel { RUN_ID = 1 LEN, }

@@ -19,6 +19,7 @@ mod record;
 mod response;
 mod splice;
 mod stream;
+mod tools;
 mod views;
 #[expect(unreachable_pub, reason = "generated")]
 #[allow(dead_code, reason = "generated; `expect` would count as a use")]
@@ -42,7 +43,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target {
         name: "head",
         run: head::run,
@@ -70,6 +71,10 @@ pub const TARGETS: [Target; 9] = [
     Target {
         name: "response",
         run: response::run,
+    },
+    Target {
+        name: "tools",
+        run: tools::run,
     },
     Target {
         name: "edge_yaml",

@@ -1,5 +1,5 @@
-//! The scan for `model`: equal over every split, the same model as serde_json finds, and a splice that
-//! changes that value alone.
+//! The scan for `model`: equal over every split, the same model as serde_json finds, a splice that
+//! changes that value alone, and a cut that leaves the object without it.
 //!
 //! Lives on: one thread. View: one request body. Bound: the input.
 use std::fmt;
@@ -41,6 +41,7 @@ pub(crate) fn run(data: &[u8]) -> bool {
                     None => assert!(name.len() > NAME_BYTES_MAX as usize),
                 }
                 check_spliced(data, span);
+                check_cut(data, span);
             }
             (Err(_), None) => {}
             _ => panic!("ours {whole:?}, theirs {theirs:?}"),
@@ -72,6 +73,45 @@ fn check_spliced(body: &[u8], span: &ModelSpan) {
     ]
     .concat();
     assert_eq!(oracle(&spliced), Some((TARGET.to_owned(), span.stream)));
+}
+
+/// Without the member the body is the same object, its other members as they were.
+fn check_cut(body: &[u8], span: &ModelSpan) {
+    let at = |offset: u64| usize::try_from(offset).expect("an offset of the body");
+    let cut = [&body[..at(span.member_start)], &body[at(span.member_end)..]].concat();
+    let members = |body: &[u8]| {
+        serde_json::from_slice::<Members>(body)
+            .expect("a body that was accepted")
+            .0
+    };
+    let mut kept = members(body);
+    kept.retain(|(key, _)| key != "model");
+    assert_eq!(members(&cut), kept);
+}
+
+/// An object's members in their order, each value as it stands.
+struct Members(Vec<(String, String)>);
+
+impl<'de> serde::Deserialize<'de> for Members {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Each;
+        impl<'de> Visitor<'de> for Each {
+            type Value = Members;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
+                let mut members = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+                    members.push((key, value.get().to_owned()));
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(Each)
+    }
 }
 
 /// What serde_json makes of a body under the same rule: the one top-level model, and `stream`.

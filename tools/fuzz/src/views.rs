@@ -1,5 +1,5 @@
-//! Borrowed views against the generated decoder: same verdict, same values; and cut-through, whose
-//! pieces must be what the whole frame says.
+//! Borrowed views against the generated decoder: same verdict, same values; cut-through, whose pieces
+//! must be what the whole frame says; and a run's request, which must be read as it was written.
 //!
 //! Lives on: one thread. View: one message. Bound: the input, whose first byte names the message.
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use iop_proto::domain::Usage;
 use iop_proto::framing::MessageType;
 use iop_proto::view::{
     CutProbe, CutStart, Entries, EnvelopeView, FeaturesView, GoAwayView, NodeReadyRequestView,
-    PingView, PongView, RegisterRequestView, RunEventView, TunnelFrameView, ViewError,
-    check_cut_tail, cut_probe,
+    PingView, PongView, RegisterRequestView, RunEventView, RunRequestHead, TunnelFrameView,
+    ViewError, check_cut_tail, cut_probe,
 };
 use prost::{DecodeError, Message};
 
@@ -77,6 +77,9 @@ fn frame(bytes: &[u8]) -> bool {
 
 fn event(bytes: &[u8]) -> bool {
     let theirs = wire::RunEvent::decode(bytes);
+    if let Ok(event) = &theirs {
+        check_request(event);
+    }
     agree(theirs, RunEventView::parse(bytes), |theirs, ours| {
         theirs.run_id.as_bytes() == ours.run_id
             && theirs.r#type.as_bytes() == ours.type_name
@@ -86,6 +89,48 @@ fn event(bytes: &[u8]) -> bool {
             && same_map(&theirs.metadata, &ours.metadata)
             && theirs.failure.is_some() == ours.has_failure
     })
+}
+
+/// A request made of the event's strings is read by the generated decoder as it was written.
+fn check_request(event: &wire::RunEvent) {
+    let metadata: Vec<_> = event
+        .metadata
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    let input = event.delta.as_bytes();
+    let head = RunRequestHead {
+        run_id: &event.run_id,
+        adapter: &event.r#type,
+        target: &event.error,
+        metadata: &metadata,
+        input_len: u32::try_from(input.len()).expect("a short text"),
+        timeout_sec: -1,
+        stall_timeout_ms: i64::MAX,
+    };
+    let mut out = vec![0; 1_024 + 4 * event.encoded_len()];
+    let before = head.before_input(&mut out).expect("room");
+    out[before..before + input.len()].copy_from_slice(input);
+    let behind = before + input.len();
+    let end = behind + head.after_input(&mut out[behind..]).expect("room");
+    let envelope = transport::Envelope::decode(&out[4..end]).expect("an envelope");
+    let request = wire::RunRequest::decode(&envelope.payload[..]).expect("a request");
+    assert_eq!(
+        (request.run_id, request.adapter, request.target),
+        (
+            event.run_id.clone(),
+            event.r#type.clone(),
+            event.error.clone()
+        )
+    );
+    assert_eq!(
+        (request.input.as_slice(), request.metadata),
+        (input, event.metadata.clone())
+    );
+    assert_eq!(
+        (request.timeout_sec, request.response_stall_timeout_ms),
+        (-1, i64::MAX)
+    );
 }
 
 fn registration(bytes: &[u8]) -> bool {

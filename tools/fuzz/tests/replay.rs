@@ -72,4 +72,4 @@ macro_rules! replays {
     };
 }
 
-replays! { head chunked splice framing views record response edge_yaml node_yaml }
+replays! { head chunked splice framing views record response tools edge_yaml node_yaml }

@@ -4,8 +4,9 @@ mod support;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use iop_proto::domain::{Message, RunEvent, RunEventKind};
 use iop_proto::view::TunnelFrameOut;
-use support::{Client, Edge, Metrics, Node, Setup, chat};
+use support::{CATALOG, Client, Edge, Metrics, Node, Setup, chat, envelope};
 
 const STREAMS: usize = 16;
 /// Frames before counting begins, and while it lasts.
@@ -47,9 +48,28 @@ fn stream(mut node: Node, stop: &AtomicBool) {
     }
 }
 
-/// Allocations on shard and control threads over at least `COUNTED_FRAMES` frames of steady streams,
-/// and how many frames those were.
-fn measure(setup: &Setup) -> (f64, f64) {
+/// As `stream`, for normalized runs: one delta per run and round.
+fn stream_runs(mut node: Node, stop: &AtomicBool) {
+    let runs: Vec<String> = (0..STREAMS).map(|_| node.run().run_id).collect();
+    let all = |kind: &RunEventKind, text: &str| {
+        let event = |run: &String| {
+            let mut event = RunEvent::new(run.clone(), kind.clone());
+            text.clone_into(&mut event.delta);
+            envelope(&Message::RunEvent(event))
+        };
+        runs.iter().flat_map(event).collect::<Vec<u8>>()
+    };
+    node.send_bytes(&all(&RunEventKind::Start, ""));
+    let deltas = all(&RunEventKind::Delta, "a token \"or two\"\n");
+    while !stop.load(Ordering::Relaxed) {
+        node.stream.write_all(&deltas).expect("the Edge reads");
+    }
+    node.send_bytes(&all(&RunEventKind::Complete, ""));
+}
+
+/// Allocations on shard and control threads over at least `COUNTED_FRAMES` frames of steady streams
+/// that `stream` sends, and how many frames those were.
+fn measure(setup: &Setup, stream: fn(Node, &AtomicBool)) -> (f64, f64) {
     let edge = Edge::start(setup);
     let node = Node::ready(&edge, "n1");
     let stop = AtomicBool::new(false);
@@ -61,7 +81,8 @@ fn measure(setup: &Setup) -> (f64, f64) {
                 let head = client.head().expect("an answer");
                 assert_eq!(head.status, 200);
                 let (body, whole) = client.body(&head);
-                assert!(whole && body.len() % BODY.len() == 0);
+                let is_raw = body.len() % BODY.len() == 0;
+                assert!(whole && (is_raw || body.ends_with(b"data: [DONE]\n\n")));
             });
         }
         scope.spawn(|| stream(node, &stop));
@@ -76,18 +97,27 @@ fn measure(setup: &Setup) -> (f64, f64) {
 
 #[test]
 fn a_forwarded_frame_allocates_nothing_on_shard_and_control_threads() {
-    let (allocations, frames) = measure(&Setup::default());
+    let (allocations, frames) = measure(&Setup::default(), stream);
     assert!(frames >= COUNTED_FRAMES);
     assert_eq!(allocations, 0.0, "over {frames} frames");
 }
 
 #[test]
+fn an_event_of_a_run_allocates_nothing_on_shard_and_control_threads() {
+    let setup = Setup::with(&CATALOG.replace("openai_compat", "ollama"));
+    let (allocations, events) = measure(&setup, stream_runs);
+    assert!(events >= COUNTED_FRAMES);
+    assert_eq!(allocations, 0.0, "over {events} events");
+}
+
+#[test]
 fn a_planted_allocation_per_frame_is_seen() {
     let environment = vec![("IOP_TEST_ALLOC_PER_FRAME", "1")];
-    let (allocations, frames) = measure(&Setup {
+    let setup = Setup {
         environment,
         ..Setup::default()
-    });
+    };
+    let (allocations, frames) = measure(&setup, stream);
     // The two figures of one reading are some frames apart.
     let close = frames * 0.9;
     assert!(

@@ -226,7 +226,7 @@ const HEAT: [&str; 24] = [
     "eprintln!",
 ];
 /// Files that run once per frame; each must exist, hold code and say that it is hot.
-const HOT_FILES: [&str; 9] = [
+const HOT_FILES: [&str; 14] = [
     "proto/src/framing.rs",
     "proto/src/view.rs",
     "dataplane/src/shard/turn.rs",
@@ -235,6 +235,11 @@ const HOT_FILES: [&str; 9] = [
     "dataplane/src/shard/send.rs",
     "dataplane/src/shard/outbox.rs",
     "dataplane/src/shard/forward.rs",
+    "dataplane/src/shard/run_answer.rs",
+    "dataplane/src/surface/json.rs",
+    "dataplane/src/surface/openai/run.rs",
+    "dataplane/src/surface/openai/tools.rs",
+    "dataplane/src/text.rs",
     "dataplane/src/tls/record.rs",
 ];
 

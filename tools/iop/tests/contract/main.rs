@@ -24,6 +24,7 @@ mod passthrough;
 mod prohibition;
 mod readiness;
 mod registration;
+mod runs;
 mod surfaces;
 mod transport;
 mod tunnel;

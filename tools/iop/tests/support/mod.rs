@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use iop_proto::domain::{Message, NodeReadyRequest, RegisterRequest, TunnelRequest};
+use iop_proto::domain::{Message, NodeReadyRequest, RegisterRequest, RunRequest, TunnelRequest};
 use iop_proto::framing::{Assembler, Kind, encode_envelope};
 use iop_proto::map;
 use iop_proto::view::TunnelFrameOut;
@@ -669,6 +669,13 @@ impl Node {
         match self.receive() {
             Message::TunnelRequest(request) => request,
             other => panic!("expected a tunnel request, got {other:?}"),
+        }
+    }
+
+    pub fn run(&mut self) -> RunRequest {
+        match self.receive() {
+            Message::RunRequest(request) => request,
+            other => panic!("expected a run request, got {other:?}"),
         }
     }
 
