@@ -432,8 +432,15 @@ impl Shard {
         if assembly.length == assembly.total {
             let assembly = session.assembly.take().expect("asked for");
             self.metrics.inc(ShardMetric::EnvelopesAssembled);
-            let result = self.envelope(row, &assembly.block[PREFIX..assembly.total]);
-            self.spent_assemblies.push(assembly.block);
+            let bytes = &assembly.block[PREFIX..assembly.total];
+            let is_frame = EnvelopeView::parse(bytes)
+                .is_ok_and(|view| view.kind == Some(MessageType::ProviderTunnelFrame));
+            let result = self.envelope(row, bytes);
+            if is_frame {
+                self.spent_assemblies.push(assembly.block); // gathered bodies point into it
+            } else {
+                self.assembly.give(assembly.block);
+            }
             result?;
         }
         Ok(used)
