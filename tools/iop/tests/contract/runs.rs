@@ -365,20 +365,12 @@ fn p26_each_delta_is_a_chunk_at_once_and_the_text_is_the_same() {
         assert_eq!(usage["choices"], json!([]));
         let counted = json!({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7});
         assert_eq!(usage["usage"], counted);
-        let text: String = if path == CHAT {
-            assert_eq!(
-                events[0]["choices"][0]["delta"],
-                json!({"role": "assistant", "content": ""})
-            );
+        if path == CHAT {
+            let first = json!({"role": "assistant", "content": ""});
+            assert_eq!(events[0]["choices"][0]["delta"], first);
             assert_eq!(events[count - 1]["choices"][0]["delta"], json!({}));
-            content(&events)
-        } else {
-            let pieces = events
-                .iter()
-                .map(|event| event["choices"][0]["text"].as_str().expect("text"));
-            pieces.collect()
-        };
-        assert_eq!(text, ODD.concat());
+        }
+        assert_eq!(parsed_text(&body), ODD.concat());
     }
     drop(node);
     world.rest();
@@ -392,10 +384,8 @@ fn parsed_text(body: &[u8]) -> String {
     };
     let text = |event: &Value| {
         let choice = &event["choices"][0];
-        let text = choice["text"]
-            .as_str()
-            .or(choice["delta"]["content"].as_str());
-        text.unwrap_or_default().to_owned()
+        let text = choice.get("text").unwrap_or(&choice["delta"]["content"]);
+        text.as_str().unwrap_or_default().to_owned()
     };
     parsed(&body[..end + 2]).iter().map(text).collect()
 }
@@ -620,23 +610,7 @@ fn r308_calls_in_the_text_are_restored_only_where_the_node_says_so() {
             }
             let metadata = mark.map(|mark| ("openai_text_tool_fallback", mark));
             node.send_bytes(&run.complete(metadata.as_slice()));
-            let (content, calls, reason) = if stream {
-                let events = events(&mut client);
-                let called = events
-                    .iter()
-                    .find_map(|event| event["choices"][0]["delta"].get("tool_calls").cloned());
-                let reason = events[events.len() - 1]["choices"][0]["finish_reason"].clone();
-                (content(&events), called, reason)
-            } else {
-                let choice = object(&mut client)["choices"][0].clone();
-                let message = &choice["message"];
-                let content = message["content"].as_str().expect("text").to_owned();
-                (
-                    content,
-                    message.get("tool_calls").cloned(),
-                    choice["finish_reason"].clone(),
-                )
-            };
+            let (content, calls, reason) = text_and_calls(&mut client, stream);
             if mark == Some("true") {
                 let calls = calls.expect("restored");
                 assert_eq!((content.as_str(), reason), (BEFORE, json!("tool_calls")));
@@ -659,6 +633,23 @@ fn r308_calls_in_the_text_are_restored_only_where_the_node_says_so() {
     }
     drop(node);
     world.rest();
+}
+
+/// Content, tool calls and finish reason of a chat's answer.
+fn text_and_calls(client: &mut Client, stream: bool) -> (String, Option<Value>, Value) {
+    if stream {
+        let events = events(client);
+        let called = events
+            .iter()
+            .find_map(|event| event["choices"][0]["delta"].get("tool_calls").cloned());
+        let reason = events[events.len() - 1]["choices"][0]["finish_reason"].clone();
+        return (content(&events), called, reason);
+    }
+    let choice = object(client)["choices"][0].clone();
+    let message = &choice["message"];
+    let content = message["content"].as_str().expect("text").to_owned();
+    let called = message.get("tool_calls").cloned();
+    (content, called, choice["finish_reason"].clone())
 }
 
 /// Said at the start of the run it is known before the first delta, whatever the client offered.
