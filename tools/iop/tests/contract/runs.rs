@@ -2,6 +2,7 @@
 //! its events.
 use core::num::{NonZeroU32, NonZeroU64};
 
+use iop_proto::domain::HealthEvidence::Unknown;
 use iop_proto::domain::{
     FrameKind, HardTimeout, Message, RunEvent, RunEventKind, RunRequest, StallTimeout, Usage,
 };
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::kit::{
     EVENT, Kill, Run, World, answer, body_bytes, bytes_field, entry, event, expect_cancel,
-    expect_error, expect_nothing, frame_bytes, pending, sealed,
+    expect_error, expect_nothing, frame_bytes, pending, sealed, stall,
 };
 use crate::support::{Client, Head, Node, chat, envelope, post};
 
@@ -777,6 +778,42 @@ fn d40_a_runs_error_is_a_status_until_something_was_sent_and_an_event_afterwards
     expect_error(&mut client, 502, "node_rejected", "node");
     expect_nothing(&mut node);
     drop((node, client));
+    world.rest();
+}
+
+/// Proves.
+#[test]
+fn r168_a_runs_stall_is_evidence_as_a_tunnels_is() {
+    const CONFIRMED: &str = "iop_edge_terminal_handoffs_total{recovery_handoff=\"confirmed\"}";
+    let world = World::new(CATALOG);
+    let mut node = world.node("n1");
+    let cases = [("", false), ("", true), (STREAM, false), (STREAM, true)];
+    for (seq, (more, begun)) in (1..).zip(cases) {
+        let mut client = world.asks(&asks("native", CHAT, more));
+        let run = Native::started(&mut node);
+        if begun {
+            node.send_bytes(&run.delta("begun"));
+        }
+        let failure = stall(Unknown, "ollama", "qwen3:8b", Some(&seq.to_string()));
+        node.send_bytes(&run.event_with(RunEventKind::Error, |event| {
+            event.error = "response stalled".to_owned();
+            event.failure = Some(failure);
+        }));
+        if begun && more == STREAM {
+            let (head, body, whole) = answer(&mut client);
+            expect_stream(&head);
+            let events = parsed(&body);
+            assert!(whole && content(&events) == "begun");
+            let last = &events[events.len() - 1];
+            assert_eq!(last["error"]["code"], "response_stalled");
+        } else {
+            expect_error(&mut client, 504, "response_stalled", "provider");
+        }
+        world.wait(CONFIRMED, seq);
+        world.wait_held(0);
+    }
+    assert_eq!(world.violations(), 0.0);
+    drop(node);
     world.rest();
 }
 
