@@ -328,69 +328,72 @@ fn d50_without_its_model_a_body_is_the_same_object_to_the_byte() {
     }
 }
 
+/// Members behind the model; whether usage is asked for in them, and whether tools are offered.
+const ASKED: [(&str, bool, bool); 15] = [
+    ("", false, false),
+    (
+        r#","stream_options":{"include_usage":true},"tools":[]"#,
+        true,
+        true,
+    ),
+    (
+        r#","stream_options":{"a":[{"include_usage":false}],"include_usage" : true}"#,
+        true,
+        false,
+    ),
+    (r#","stream_options":{"include_usage":false}"#, false, false),
+    (
+        r#","stream_options":{"include_usage":"true"}"#,
+        false,
+        false,
+    ),
+    (
+        r#","stream_options":{"include_usage":1,"x":true}"#,
+        false,
+        false,
+    ),
+    (
+        r#","stream_options":{"x":{"include_usage":true}}"#,
+        false,
+        false,
+    ),
+    (
+        r#","stream_options":[{"include_usage":true}]"#,
+        false,
+        false,
+    ),
+    (
+        r#","stream_options":{"include_usage":true},"stream_options":{}"#,
+        false,
+        false,
+    ),
+    (
+        r#","stream_options":{"include_usage":true},"stream_options":null"#,
+        false,
+        false,
+    ),
+    (
+        r#","include_usage":true,"x":{"include_usage":true}"#,
+        false,
+        false,
+    ),
+    (
+        r#","x":{"tools":[1],"stream_options":{"include_usage":true}}"#,
+        false,
+        false,
+    ),
+    (r#","tools":[1],"tools":null"#, false, false),
+    (r#","tools":"x""#, false, false),
+    (
+        r#","stream_options":{"\ud800":1,"include_\u0075sage":true}"#,
+        false,
+        false,
+    ),
+];
+
 #[test]
 fn what_an_answer_depends_on_is_read_where_it_stands_and_nowhere_else() {
-    for (rest, include_usage, tools) in [
-        ("", false, false),
-        (
-            r#","stream_options":{"include_usage":true},"tools":[]"#,
-            true,
-            true,
-        ),
-        (
-            r#","stream_options":{"a":[{"include_usage":false}],"include_usage" : true}"#,
-            true,
-            false,
-        ),
-        (r#","stream_options":{"include_usage":false}"#, false, false),
-        (
-            r#","stream_options":{"include_usage":"true"}"#,
-            false,
-            false,
-        ),
-        (
-            r#","stream_options":{"include_usage":1,"x":true}"#,
-            false,
-            false,
-        ),
-        (
-            r#","stream_options":{"x":{"include_usage":true}}"#,
-            false,
-            false,
-        ),
-        (
-            r#","stream_options":[{"include_usage":true}]"#,
-            false,
-            false,
-        ),
-        (
-            r#","stream_options":{"include_usage":true},"stream_options":{}"#,
-            false,
-            false,
-        ),
-        (
-            r#","stream_options":{"include_usage":true},"stream_options":null"#,
-            false,
-            false,
-        ),
-        (
-            r#","include_usage":true,"x":{"include_usage":true}"#,
-            false,
-            false,
-        ),
-        (
-            r#","x":{"tools":[1],"stream_options":{"include_usage":true}}"#,
-            false,
-            false,
-        ),
-        (r#","tools":[1],"tools":null"#, false, false),
-        (r#","tools":"x""#, false, false),
-        (
-            r#","stream_options":{"\ud800":1,"include_\u0075sage":true}"#,
-            false,
-            false,
-        ),
-    ] {
+    for (rest, include_usage, tools) in ASKED {
         let body = format!("{{\"model\":\"a\"{rest}}}");
         for size in [1, 3, body.len()] {
             let mut scanner = ModelScanner::new();

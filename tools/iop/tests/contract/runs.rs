@@ -385,7 +385,9 @@ fn parsed_text(body: &[u8]) -> String {
     };
     let text = |event: &Value| {
         let choice = &event["choices"][0];
-        let text = choice.get("text").unwrap_or(&choice["delta"]["content"]);
+        let text = choice
+            .get("text")
+            .unwrap_or_else(|| &choice["delta"]["content"]);
         text.as_str().unwrap_or_default().to_owned()
     };
     parsed(&body[..end + 2]).iter().map(text).collect()
