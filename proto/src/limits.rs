@@ -203,6 +203,27 @@ pub const PROVIDER_IDLE_MS_DEFAULT: u32 = 3_500;
 pub const PROVIDER_CONNECT_MS_DEFAULT: u64 = 10_000;
 /// Attempts that wait for capacity, per agent. `[D-23]`
 pub const WAITING_ATTEMPTS_MAX: u32 = 1_024;
+/// Members of one JSON object of a run's input: each is compared with each.
+pub const RUN_MEMBERS_MAX: usize = 128;
+/// Messages of a run, parts of one message, tools offered, calls asked for, stop sequences: what is
+/// made of a list stays within a small multiple of its text.
+pub const RUN_MESSAGES_MAX: usize = 8_192;
+pub const RUN_PARTS_MAX: usize = 1_024;
+pub const RUN_TOOLS_MAX: usize = 512;
+pub const RUN_TOOL_CALLS_MAX: usize = 128;
+/// One line of a provider's stream; the last one of Ollama's `/api/generate` lists every token.
+pub const RUN_LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// An answer that a provider sends as one JSON object.
+pub const RUN_ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What is kept of a provider's error answer: its message stands at the front.
+pub const RUN_ERROR_BYTES_MAX: usize = 64 * 1024;
+/// Text of one delta event: with its envelope within one receive buffer of the Edge.
+pub const RUN_DELTA_BYTES: usize = 16 * 1024;
+/// JSON of all tool calls of one run: with its event within what the Edge assembles.
+pub const RUN_TOOL_CALLS_BYTES_MAX: usize = 512 * 1024;
+/// An answer that is whole waits so long for the end of its HTTP message, ms: only then can the
+/// connection be used again.
+pub const RUN_TAIL_MS: u64 = 250;
 /// G and H: close grace and health probe bound, ms. `[D-23]`
 pub const CLOSE_GRACE_MS: u64 = 5_000;
 pub const HEALTH_PROBE_MS: u64 = 5_000;
@@ -244,6 +265,8 @@ const _: () = {
     assert!(CLOSE_GRACE_MS <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS <= STALL_JOIN_MS_MAX);
     assert!(NODES_MAX * COMMANDS_PER_NODE_MAX <= 1 << 24 && COMMANDS_PER_NODE_MAX > 1); // command id
     assert!(HELD_TOOL_TEXT_BYTES_MAX <= RESPONSE_START_BYTES_MAX); // the scratch buffer takes it
+    assert!(RUN_TOOL_CALLS_BYTES_MAX + 4_096 <= ASSEMBLED_BYTES_MAX as usize);
+    assert!(RUN_DELTA_BYTES + 1_024 <= RECEIVE_BUFFER_BYTES as usize);
     assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
     assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans
     assert!(JSON_DEPTH_MAX.is_multiple_of(64)); // whole words

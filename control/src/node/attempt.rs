@@ -30,13 +30,13 @@ pub enum Rejection {
     CredentialHalf,
     /// A pair for a node whose credential plane is off. `[R-231]` `[A-36]`
     CredentialUnmanaged,
+    /// Nobody could be answered. `[R-082]`
+    RunIdMissing,
     /// The id's first stream is only retained. `[D-52]`
     RunRetained,
     AttemptsFull,
     WaitingFull,
     AdapterUnknown,
-    /// The adapter does not serve normalized runs. `[A-62]`
-    RunUnsupported,
     /// `operation` is no operation of the adapter's profile. Never falls back to `path`. `[A-38]`
     OperationUnknown,
     PathMissing,
@@ -55,11 +55,11 @@ impl Rejection {
             Self::StallTooLong => "response_stall_timeout_ms is too large",
             Self::CredentialHalf => "credential lease and binding come as a pair",
             Self::CredentialUnmanaged => "this node takes no credential leases",
+            Self::RunIdMissing => "the request has no run id",
             Self::RunRetained => "the run id is still in use",
             Self::AttemptsFull => "too many attempts on this node",
             Self::WaitingFull => "too many attempts wait for capacity",
             Self::AdapterUnknown => "unknown adapter",
-            Self::RunUnsupported => "the adapter serves raw tunnels only",
             Self::OperationUnknown => "the adapter's profile does not name this operation",
             Self::PathMissing => "neither operation nor path",
             Self::PathInvalid => "the path is not an absolute HTTP path",

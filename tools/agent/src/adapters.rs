@@ -2,25 +2,31 @@
 //!
 //! Lives on: the main task; calls take an `Arc`, so an instance lives until its last call is over.
 //! View: one configuration. Bound: `ADAPTERS_MAX` instances.
+pub(crate) mod ollama;
+pub(crate) mod openai;
 mod openai_compat;
 mod probe;
+mod run;
 mod vllm;
 
 use core::fmt;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iop_control::node::attempt::Rejection;
 use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
-    Adapter, AdapterFault, HealthEvidence, NodeConfig, OnCancel, RunRequest, TunnelRequest,
+    Adapter, AdapterFault, HealthEvidence, NodeConfig, OnCancel, TunnelRequest,
 };
 use iop_proto::limits::{HEADERS_MAX, PROBED_TARGETS_MAX, PROVIDERS_MAX};
 use reqwest::{Client, Method, Url};
 
 use crate::answer::{Part, Piece};
 use crate::config::ProviderHttp;
+use crate::normalized::members::Refused;
+use crate::normalized::{RunCall, RunError, RunPlan};
 use crate::provider::{
     BaseUrl, BaseUrlError, ClientError, ClientOptions, HttpCall, ProviderError, ProviderRequest,
     client, request_headers,
@@ -41,11 +47,6 @@ pub(crate) enum ApplyError {
     Fault {
         adapter: String,
         fault: AdapterFault,
-    },
-    /// A type this version has no adapter for.
-    Unsupported {
-        adapter: String,
-        kind: ProviderKind,
     },
     BaseUrl {
         adapter: String,
@@ -81,13 +82,6 @@ impl fmt::Display for ApplyError {
                     AdapterFault::CapacityNegative => "negative capacity",
                 };
                 write!(f, "adapter {adapter}: {what}")
-            }
-            Self::Unsupported { adapter, kind } => {
-                write!(
-                    f,
-                    "adapter {adapter}: this version does not serve {}",
-                    kind.name()
-                )
             }
             Self::BaseUrl { adapter, error } => write!(f, "adapter {adapter}: {error}"),
             Self::OnCancel { adapter } => {
@@ -127,7 +121,6 @@ impl ApplyError {
             Self::TooMany
             | Self::Duplicate { .. }
             | Self::Fault { .. }
-            | Self::Unsupported { .. }
             | Self::BaseUrl { .. }
             | Self::OnCancel { .. }
             | Self::ProbePath { .. } => self.to_string(),
@@ -152,11 +145,11 @@ struct Traits {
     probe_path: &'static str,
 }
 
-const fn traits(kind: ProviderKind) -> Option<Traits> {
+const fn traits(kind: ProviderKind) -> Traits {
     match kind {
-        ProviderKind::OpenAiCompat => Some(openai_compat::TRAITS),
-        ProviderKind::Vllm => Some(vllm::TRAITS),
-        ProviderKind::Ollama => None,
+        ProviderKind::OpenAiCompat => openai_compat::TRAITS,
+        ProviderKind::Vllm => vllm::TRAITS,
+        ProviderKind::Ollama => ollama::TRAITS,
     }
 }
 
@@ -164,6 +157,7 @@ const fn traits(kind: ProviderKind) -> Option<Traits> {
 #[derive(Debug)]
 struct Plan {
     adapter: Adapter,
+    kind: ProviderKind,
     base: BaseUrl,
     probe: Url,
     stop_by: StopBy,
@@ -231,10 +225,7 @@ impl Plan {
             adapter: name(),
             fault,
         })?;
-        let traits = traits(kind).ok_or_else(|| ApplyError::Unsupported {
-            adapter: name(),
-            kind,
-        })?;
+        let traits = traits(kind);
         let base = BaseUrl::parse(&adapter.base_url).map_err(|error| ApplyError::BaseUrl {
             adapter: name(),
             error,
@@ -264,6 +255,7 @@ impl Plan {
         };
         Ok(Self {
             adapter: adapter.clone(),
+            kind,
             base,
             probe,
             stop_by,
@@ -276,6 +268,7 @@ impl Plan {
 #[derive(Debug)]
 pub(crate) struct Instance {
     adapter: Adapter,
+    kind: ProviderKind,
     name: Arc<str>,
     base: BaseUrl,
     probe: Url,
@@ -288,13 +281,72 @@ pub(crate) struct Instance {
 /// What one call carries out.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Tunnel(ProviderRequest),
+    Tunnel(Box<ProviderRequest>),
+    Run(Box<RunPlan>),
 }
 
 /// A call in progress: a stream of pieces. Dropping it closes the provider connection.
 #[derive(Debug)]
 pub(crate) enum Call {
     Tunnel(HttpCall),
+    Run(Box<RunCall>),
+}
+
+/// How a call failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CallError {
+    Http(ProviderError),
+    Run(RunError),
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(error) => f.write_str(error.detail()),
+            Self::Run(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<ProviderError> for CallError {
+    fn from(error: ProviderError) -> Self {
+        Self::Http(error)
+    }
+}
+
+impl From<RunError> for CallError {
+    fn from(error: RunError) -> Self {
+        Self::Run(error)
+    }
+}
+
+/// Why a request gets no call.
+#[derive(Debug)]
+pub(crate) enum Denied {
+    Rule(Rejection),
+    /// The adapter's server cannot serve this input. `[D-50]`
+    Input(Refused),
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(rejection) => f.write_str(rejection.detail()),
+            Self::Input(refused) => refused.fmt(f),
+        }
+    }
+}
+
+impl From<Rejection> for Denied {
+    fn from(rejection: Rejection) -> Self {
+        Self::Rule(rejection)
+    }
+}
+
+impl From<Refused> for Denied {
+    fn from(refused: Refused) -> Self {
+        Self::Input(refused)
+    }
 }
 
 impl Call {
@@ -302,19 +354,21 @@ impl Call {
     ///
     /// # Errors
     /// How the call failed; nothing follows.
-    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, ProviderError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, CallError> {
         match self {
             Self::Tunnel(call) => {
                 let item = call.next().await?;
                 Ok(item.map(|item| Piece::Part(Part::Http(item))))
             }
+            Self::Run(call) => call.next().await,
         }
     }
 
     /// From now on the call is only run to its end: no second request. `[I5.4]`
-    pub(crate) fn no_retry(&self) {
+    pub(crate) fn no_retry(&mut self) {
         match self {
             Self::Tunnel(call) => call.no_retry(),
+            Self::Run(call) => call.no_retry(),
         }
     }
 }
@@ -328,18 +382,6 @@ impl Instance {
     /// Name of its kind.
     pub(crate) const fn kind(&self) -> &str {
         self.adapter.kind.name()
-    }
-
-    /// What a normalized run becomes at this kind of server. `[A-62]`
-    ///
-    /// # Errors
-    /// Why no provider is called.
-    #[expect(
-        clippy::unused_self,
-        reason = "native kinds have a translation of their own"
-    )]
-    pub(crate) fn resolve_run(&self, _request: RunRequest) -> Result<Work, Rejection> {
-        Err(Rejection::RunUnsupported)
     }
 
     /// Where a tunnel request goes and what it carries. A named operation is the profile's or
@@ -393,18 +435,22 @@ impl Instance {
         if headers.len() > HEADERS_MAX as usize {
             return Err(Rejection::HeaderInvalid);
         }
-        Ok(Work::Tunnel(ProviderRequest {
+        Ok(Work::Tunnel(Box::new(ProviderRequest {
             method,
             url,
             headers: request_headers(&headers)?,
             body,
-        }))
+        })))
     }
 
     /// Begins a call.
     pub(crate) fn call(&self, work: Work) -> Call {
         match work {
-            Work::Tunnel(request) => Call::Tunnel(HttpCall::new(self.client.clone(), request)),
+            Work::Tunnel(request) => Call::Tunnel(HttpCall::new(self.client.clone(), *request)),
+            Work::Run(plan) => {
+                let tag = RandomState::new().hash_one(());
+                Call::Run(Box::new(RunCall::new(self.client.clone(), *plan, tag)))
+            }
         }
     }
 
@@ -412,7 +458,13 @@ impl Instance {
     /// without anything of a request. A configured path states that it lists every target without a
     /// key; of the default path only what it once listed is known to be listed. `[R-125]` `[R-177]` `[D-22]`
     pub(crate) async fn probe(&self, target: &str) -> HealthEvidence {
-        let finding = probe::models(self.client.clone(), self.probe.clone(), target).await;
+        let (client, url) = (self.client.clone(), self.probe.clone());
+        let finding = match self.kind {
+            ProviderKind::OpenAiCompat | ProviderKind::Vllm => {
+                probe::models(client, url, target).await
+            }
+            ProviderKind::Ollama => probe::show(client, url, target).await,
+        };
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if finding == probe::Finding::Present && found.len() < PROBED_TARGETS_MAX {
             found.insert(target.to_owned());
@@ -458,6 +510,7 @@ impl Adapters {
                     })?;
                     let Plan {
                         adapter,
+                        kind,
                         base,
                         probe,
                         stop_by,
@@ -466,6 +519,7 @@ impl Adapters {
                     Arc::new(Instance {
                         name: name.as_str().into(),
                         adapter,
+                        kind,
                         base,
                         probe,
                         client,

@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use iop_control::node::attempt::{Failure, Output, Stall, Terminal};
 use iop_proto::domain::{
     ExecutionFailure, FailureCode, Fence, FrameKind, HealthPair, Message, Metadata, Observation,
-    RunEvent, RunEventKind, TunnelFrame, Usage,
+    RunEvent, RunEventKind, TunnelFrame, Usage, run_key,
 };
 use iop_proto::legacy::{self, ERROR_BYTES_MAX};
-use iop_proto::limits::BODY_FRAME_BYTES;
+use iop_proto::limits::{BODY_FRAME_BYTES, RUN_DELTA_BYTES};
 
 use crate::provider::Item;
 
@@ -27,10 +27,8 @@ pub(crate) enum Piece {
     /// Goes on the wire.
     Part(Part),
     /// The provider moved, and nothing is said about it yet. `[A-17]`
-    #[expect(dead_code, reason = "normalized runs gather what is no text")]
     Progress,
     /// What the completion of a run says besides; the call ends after it.
-    #[expect(dead_code, reason = "normalized runs complete with it")]
     Completion(Completion),
 }
 
@@ -38,14 +36,16 @@ pub(crate) enum Piece {
 #[derive(Debug)]
 pub(crate) enum Part {
     Http(Item),
-    #[expect(dead_code, reason = "normalized runs begin with it")]
-    Start,
+    /// `text_tools`: the answer's text may hold tool calls. `[R-305]`
+    Start {
+        text_tools: bool,
+    },
     /// At least one byte.
     Delta(String),
 }
 
 /// Observations of a whole run.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) usage: Option<Usage>,
     pub(crate) metadata: Metadata,
@@ -61,9 +61,8 @@ impl Part {
                 let rest = Self::Http(Item::Body(bytes));
                 (Self::Http(Item::Body(first)), Some(rest))
             }
-            Self::Delta(mut text) if text.len() > most => {
-                let at = (0..=most).rev().find(|&at| text.is_char_boundary(at));
-                let rest = text.split_off(at.unwrap_or(0));
+            Self::Delta(mut text) if text.len() > RUN_DELTA_BYTES => {
+                let rest = text.split_off(text.floor_char_boundary(RUN_DELTA_BYTES));
                 (Self::Delta(text), Some(Self::Delta(rest)))
             }
             whole => (whole, None),
@@ -73,7 +72,7 @@ impl Part {
     /// What it is to the attempt's machine.
     pub(crate) const fn output(&self) -> Output {
         match self {
-            Self::Http(Item::Head { .. }) | Self::Start => Output::Head,
+            Self::Http(Item::Head { .. }) | Self::Start { .. } => Output::Head,
             Self::Http(Item::Body(_)) | Self::Delta(_) => Output::Body,
         }
     }
@@ -90,7 +89,14 @@ impl Part {
                 body,
                 ..frame(FrameKind::Body)
             }),
-            Self::Start => Message::RunEvent(RunEvent::new(run_id, RunEventKind::Start)),
+            Self::Start { text_tools } => {
+                let mut event = RunEvent::new(run_id, RunEventKind::Start);
+                if text_tools {
+                    let key = run_key::TEXT_TOOL_FALLBACK.to_owned();
+                    event.metadata.insert(key, "true".to_owned());
+                }
+                Message::RunEvent(event)
+            }
             Self::Delta(delta) => Message::RunEvent(RunEvent {
                 delta,
                 ..RunEvent::new(run_id, RunEventKind::Delta)
@@ -268,13 +274,13 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_one_message_is_cut_between_characters() {
-        let text = format!("x{}", "\u{d55c}".repeat(BODY_FRAME_BYTES as usize / 3 + 1));
+        let text = format!("x{}", "\u{d55c}".repeat(RUN_DELTA_BYTES / 3 + 1));
         let (first, rest) = Part::Delta(text.clone()).cut();
         let (Part::Delta(first), Some(Part::Delta(rest))) = (first, rest) else {
             panic!("a long delta is two")
         };
         assert_eq!(first.clone() + &rest, text);
-        assert!(first.len() <= BODY_FRAME_BYTES as usize && rest.len() <= 5);
+        assert!(first.len() <= RUN_DELTA_BYTES && rest.len() <= 5);
         let body = vec![7; BODY_FRAME_BYTES as usize];
         let (_, rest) = Part::Http(Item::Body(body.into())).cut();
         assert!(rest.is_none(), "the last length that fits");

@@ -21,7 +21,7 @@ use iop_proto::ids::Now;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, Sleep};
 
-use crate::adapters::{Call, Instance, StopBy, Work};
+use crate::adapters::{Call, CallError, Instance, StopBy, Work};
 use crate::answer::{Completion, Identity, Part, Piece};
 use crate::clock::Clock;
 use crate::observer::{Observed, Observer};
@@ -118,14 +118,14 @@ struct Driver {
     probe: Option<Probe>,
     /// Received from the provider, not enqueued yet.
     pending: Option<Part>,
-    detail: Option<&'static str>,
+    detail: Option<String>,
     completion: Option<Completion>,
 }
 
 enum Woken {
     /// Signals or the clock changed.
     Look,
-    Piece(Result<Option<Piece>, ProviderError>),
+    Piece(Result<Option<Piece>, CallError>),
     Probed(HealthEvidence),
     /// The queue has room for one message.
     Room(mpsc::OwnedPermit<Outbound>),
@@ -195,7 +195,7 @@ impl Driver {
                     StopBy::Abort => self.returned(Ok(()), orders),
                     StopBy::Drain => {
                         self.pending = None;
-                        if let Some(call) = &self.call {
+                        if let Some(call) = &mut self.call {
                             call.no_retry();
                         }
                     }
@@ -227,12 +227,12 @@ impl Driver {
         self.attempt.returned(self.clock.now(), result, orders);
     }
 
-    fn failed(&mut self, error: ProviderError, orders: &mut Vec<Order>) {
+    fn failed(&mut self, error: CallError, orders: &mut Vec<Order>) {
         if self.attempt.is_undecided() {
-            self.detail = Some(error.detail());
+            self.detail = Some(error.to_string());
         }
         let failure = match error {
-            ProviderError::Fault => Failure::Rejected,
+            CallError::Http(ProviderError::Fault) => Failure::Rejected,
             _ => Failure::Provider,
         };
         self.returned(Err(failure), orders);
@@ -278,9 +278,9 @@ impl Driver {
 
     async fn finish(&mut self, sequence: u64, terminal: Terminal) {
         let completion = self.completion.take();
-        let message = self
-            .identity
-            .terminal(sequence, terminal, self.detail, completion);
+        let message =
+            self.identity
+                .terminal(sequence, terminal, self.detail.as_deref(), completion);
         if let Some(bulk) = self.bulk.clone() {
             let mut signals = self.signals.clone();
             tokio::select! {
@@ -357,11 +357,11 @@ async fn reserve(queue: Option<mpsc::Sender<Outbound>>) -> Woken {
 }
 
 /// A panic in the adapter is this attempt's failure and nobody else's. `[D-47]`
-async fn next(call: Option<&mut Call>) -> Result<Option<Piece>, ProviderError> {
+async fn next(call: Option<&mut Call>) -> Result<Option<Piece>, CallError> {
     match call {
         Some(call) => {
             let next = AssertUnwindSafe(call.next()).catch_unwind().await;
-            next.unwrap_or(Err(ProviderError::Fault))
+            next.unwrap_or(Err(ProviderError::Fault.into()))
         }
         None => core::future::pending().await,
     }

@@ -19,8 +19,8 @@ use crate::provider::HttpCall;
 async fn d47_a_panic_in_an_adapter_is_a_failure_of_its_call() {
     let mut call = Call::Tunnel(HttpCall::panicking());
     let error = next(Some(&mut call)).await.unwrap_err();
-    assert_eq!(error, ProviderError::Fault);
-    assert_eq!(error.detail(), "internal error in the adapter");
+    assert_eq!(error, CallError::Http(ProviderError::Fault));
+    assert_eq!(error.to_string(), "internal error in the adapter");
 }
 
 fn instance(port: u16) -> Arc<Instance> {

@@ -12,6 +12,7 @@ mod clock;
 pub mod config;
 mod execution;
 mod identity;
+mod normalized;
 mod observer;
 mod provider;
 mod reload;

@@ -64,13 +64,17 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A peer's words as a log may show them: short, without control characters.
-fn said(reason: &str) -> String {
-    reason
-        .chars()
-        .take(200)
-        .flat_map(char::escape_debug)
-        .collect()
+/// A peer's words as a log or an error may show them: short, without control characters.
+pub(crate) fn said(words: &str) -> String {
+    let mut said = String::new();
+    for c in words.chars().take(200) {
+        if matches!(c, '\'' | '"') {
+            said.push(c);
+        } else {
+            said.extend(c.escape_debug());
+        }
+    }
+    said
 }
 
 /// What an envelope means to the main task.

@@ -8,6 +8,7 @@ use reqwest::header::HeaderMap;
 use reqwest::{Client, Method, Url};
 use serde::Deserialize;
 
+use super::run::json;
 use crate::provider::{HttpCall, Item, ProviderError, ProviderRequest};
 
 /// What one probe found out; only proofs count. `[R-177]`
@@ -43,9 +44,31 @@ pub(super) async fn models(client: Client, url: Url, target: &str) -> Finding {
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
     };
+    let read = |status, body: &[u8]| match status {
+        200 => listed(body, target),
+        _ => Finding::Unsure,
+    };
+    ask(client, request, read).await
+}
+
+/// `POST` of the target to Ollama, which describes what it has and nothing else.
+pub(super) async fn show(client: Client, url: Url, target: &str) -> Finding {
+    let request = ProviderRequest {
+        method: Method::POST,
+        url,
+        headers: json(),
+        body: serde_json::json!({ "model": target }).to_string().into(),
+    };
+    ask(client, request, shown).await
+}
+
+async fn ask(
+    client: Client,
+    request: ProviderRequest,
+    read: impl FnOnce(i32, &[u8]) -> Finding,
+) -> Finding {
     match answer(HttpCall::new(client, request)).await {
-        Ok((200, body)) => listed(&body, target),
-        Ok(_) => Finding::Unsure,
+        Ok((status, body)) => read(status, &body),
         Err(ProviderError::Refused) => Finding::Refused,
         Err(_) => Finding::Unsure,
     }
@@ -85,9 +108,49 @@ fn listed(body: &[u8], target: &str) -> Finding {
     }
 }
 
+#[derive(Deserialize)]
+struct Shown {
+    /// Of every model there is.
+    details: Option<serde::de::IgnoredAny>,
+    error: Option<String>,
+}
+
+/// Both proofs are Ollama's own: a gateway's 404 denies nothing.
+fn shown(status: i32, body: &[u8]) -> Finding {
+    match (status, serde_json::from_slice::<Shown>(body)) {
+        (200, Ok(shown)) if shown.details.is_some() => Finding::Present,
+        (404, Ok(shown)) if shown.error.is_some() => Finding::Absent,
+        _ => Finding::Unsure,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Proves [D-49].
+    #[test]
+    fn d49_ollama_shows_what_it_has_and_says_so_of_what_it_has_not() {
+        let model = br#"{"license":"x","details":{"family":"qwen3"},"model_info":{}}"#;
+        let absent = br#"{"error":"model 'qwen3:8b' not found"}"#;
+        assert_eq!(shown(200, model), Finding::Present);
+        assert_eq!(shown(404, absent), Finding::Absent);
+        for (status, body) in [
+            (200, &absent[..]),
+            (404, model),
+            (404, b"<html>"),
+            (404, b"404 page not found"),
+            (400, absent),
+            (401, absent),
+            (429, absent),
+            (500, absent),
+            (200, &model[..20]),
+            (200, b"{}"),
+            (302, model),
+        ] {
+            assert_eq!(shown(status, body), Finding::Unsure, "{status}");
+        }
+    }
 
     /// Proves [R-178].
     #[test]

@@ -56,10 +56,6 @@ fn each_fault_of_an_adapter_is_named_with_it() {
     let with = |options| Adapter { options, ..good() };
     for (bad, expected) in [
         (
-            adapter("a", ProviderKind::Ollama, 1),
-            "this version does not serve ollama",
-        ),
-        (
             Adapter {
                 kind: AdapterKind::Other("x".into()),
                 ..good()

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{debug, error};
 
-use crate::adapters::{Adapters, Instance, Work};
+use crate::adapters::{Adapters, Denied, Instance, Work};
 use crate::answer::{Family, Identity, refusal};
 use crate::clock::Clock;
 use crate::execution::{self, Job, Report};
@@ -148,6 +148,9 @@ impl Attempts {
         };
         let (link, received) = (session.link, self.clock.now());
         let (family, run_id) = (request.family(), request.run_id().to_owned());
+        if run_id.is_empty() {
+            return self.reject(bulk, family, run_id, &Rejection::RunIdMissing.into());
+        }
         // Checks come in this order: a taken id may never be answered with a terminal.
         let ticket = match self.runs.take(link, &run_id) {
             Ok(ticket) => ticket,
@@ -158,10 +161,10 @@ impl Attempts {
                 return Ok(());
             }
             Err(Refusal::Retained) => {
-                return self.reject(bulk, family, run_id, Rejection::RunRetained);
+                return self.reject(bulk, family, run_id, &Rejection::RunRetained.into());
             }
             Err(Refusal::Full) => {
-                return self.reject(bulk, family, run_id, Rejection::AttemptsFull);
+                return self.reject(bulk, family, run_id, &Rejection::AttemptsFull.into());
             }
         };
         if self.refusing {
@@ -172,9 +175,9 @@ impl Attempts {
         let target = request.target().to_owned();
         let admitted = match self.admit(adapters, ticket, request) {
             Ok(admitted) => admitted,
-            Err(rejection) => {
+            Err(denied) => {
                 self.runs.remove(link, &run_id);
-                return self.reject(bulk, family, run_id, rejection);
+                return self.reject(bulk, family, run_id, &denied);
             }
         };
         let asked = Asked {
@@ -243,7 +246,7 @@ impl Attempts {
         adapters: &Adapters,
         ticket: Ticket,
         request: Request,
-    ) -> Result<Admitted, Rejection> {
+    ) -> Result<Admitted, Denied> {
         let timeouts = request.boundary()?;
         let instance = adapters.get(request.adapter()).cloned();
         let instance = instance.ok_or(Rejection::AdapterUnknown)?;
@@ -254,8 +257,8 @@ impl Attempts {
         let slot = match self.gates.enter(&instance.name(), ticket) {
             Entry::Granted => Slot::Held,
             Entry::Waits => Slot::Waits,
-            Entry::Full => return Err(Rejection::WaitingFull),
-            Entry::Unknown => return Err(Rejection::AdapterUnknown),
+            Entry::Full => return Err(Rejection::WaitingFull.into()),
+            Entry::Unknown => return Err(Rejection::AdapterUnknown.into()),
         };
         Ok(Admitted {
             timeouts,
@@ -270,9 +273,10 @@ impl Attempts {
         bulk: &mpsc::Sender<Outbound>,
         family: Family,
         run_id: String,
-        rejection: Rejection,
+        denied: &Denied,
     ) -> Result<(), Fault> {
-        let message = refusal(family, run_id, Failure::Rejected, Some(rejection.detail()));
+        let detail = denied.to_string();
+        let message = refusal(family, run_id, Failure::Rejected, Some(&detail));
         self.say(bulk, Outbound::one_way(message))
     }
 

@@ -316,12 +316,7 @@ async fn hostile(conn: &mut Conn, how: u32) {
         Message::RegisterResponse(response)
     };
     let unusable = |adapters: Vec<Adapter>| accepted("n1", Some(payload(adapters)));
-    let ollama = Adapter::new(
-        String::new(),
-        ProviderKind::Ollama,
-        1,
-        "http://h".to_owned(),
-    );
+    let ftp = Adapter::new(String::new(), ProviderKind::Ollama, 1, "ftp://h".to_owned());
     let no_url = Adapter::new("x".to_owned(), ProviderKind::Vllm, 1, String::new());
     let mut envelope = vec![];
     match how {
@@ -343,7 +338,7 @@ async fn hostile(conn: &mut Conn, how: u32) {
             conn.send(id, unusable(vec![adapter(1, 1), adapter(2, 1)]))
                 .await
         }
-        9 => conn.send(id, unusable(vec![ollama])).await,
+        9 => conn.send(id, unusable(vec![ftp])).await,
         10 => conn.send(id, unusable(vec![no_url])).await,
         11 => conn.send(id, unusable(vec![adapter(1, -1)])).await,
         12 => {

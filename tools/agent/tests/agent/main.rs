@@ -6,6 +6,7 @@ mod handshake;
 mod process;
 mod refresh;
 mod reload;
+mod run;
 mod stall;
 mod stream;
 mod supervision;

@@ -4,8 +4,7 @@ use core::time::Duration;
 
 use iop_proto::domain::{
     Adapter, AdapterOptions, Credential, CredentialBinding, HardTimeout, Header, LeaseEnvelope,
-    Message, NodeConfig, OnCancel, Profile, ProfileOperation, RunEventKind, RunRequest,
-    StallTimeout, TunnelRequest,
+    NodeConfig, OnCancel, Profile, ProfileOperation, StallTimeout, TunnelRequest,
 };
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -331,30 +330,6 @@ async fn r114_what_no_request_may_say_is_one_error_terminal_and_no_call() {
     world.conn.open(most).await;
     world.provider.request().await.answer("200 OK", b"").await;
     assert!(world.conn.answer("most").await.is_complete());
-}
-
-#[tokio::test]
-async fn a_normalized_run_to_a_tunnel_adapter_is_one_error_event() {
-    let mut world = world(4).await;
-    for (adapter, detail) in [
-        ("a", "the adapter serves raw tunnels only"),
-        ("b", "unknown adapter"),
-    ] {
-        let adapter = adapter.to_owned();
-        let request = RunRequest {
-            run_id: "r".to_owned(),
-            adapter,
-            ..RunRequest::default()
-        };
-        world.conn.send(0, Message::RunRequest(request)).await;
-        let received = world.conn.message().await;
-        let Message::RunEvent(event) = received.message else {
-            panic!("{received:?}")
-        };
-        assert_eq!((event.kind, event.failure), (RunEventKind::Error, None));
-        assert_eq!(event.error, format!("node rejected: {detail}"));
-    }
-    world.still_serves().await;
 }
 
 /// Proves [R-109].

@@ -5,11 +5,11 @@ use iop_agent::NodeConfig;
 use iop_agent::config::Security;
 use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
-    Adapter, CancelRequest, FrameKind, Message, NodeConfig as Payload, NodeReadyResponse, Pong,
-    RegisterResponse, TunnelFrame, TunnelRequest,
+    Adapter, CancelRequest, FrameKind, Message, Metadata, NodeConfig as Payload, NodeReadyResponse,
+    Pong, RegisterResponse, RunEvent, RunEventKind, RunRequest, TunnelFrame, TunnelRequest,
 };
 use iop_proto::framing::{Assembler, Kind, encode_envelope};
-use iop_proto::limits::{ALPN, ENVELOPE_TO_EDGE_BYTES_MAX, PLAINTEXT_PREFACE};
+use iop_proto::limits::{ALPN, ENVELOPE_TO_EDGE_BYTES_MAX, PLAINTEXT_PREFACE, RUN_DELTA_BYTES};
 use iop_proto::map;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -279,6 +279,30 @@ impl Conn {
         self.send(0, Message::TunnelRequest(request)).await;
     }
 
+    pub(crate) async fn start(&mut self, request: RunRequest) {
+        self.send(0, Message::RunRequest(request)).await;
+    }
+
+    pub(crate) async fn event(&mut self) -> RunEvent {
+        let received = self.message().await;
+        assert_eq!((received.id, received.reply_to), (0, 0));
+        let Message::RunEvent(event) = received.message else {
+            panic!("{received:?}")
+        };
+        event
+    }
+
+    /// The rest of one run, alone on the connection, up to its terminal.
+    pub(crate) async fn told(&mut self, run_id: &str) -> Told {
+        let mut told = Told::default();
+        while !told.is_over() {
+            let event = self.event().await;
+            assert_eq!(event.run_id, run_id);
+            told.take(event);
+        }
+        told
+    }
+
     pub(crate) async fn cancel(&mut self, run_id: &str) {
         let run_id = run_id.to_owned();
         self.send(0, Message::CancelRequest(CancelRequest { run_id }))
@@ -362,6 +386,79 @@ impl Answer {
             .iter()
             .find(|(n, _)| n == name)
             .map(|(_, value)| &value[..])
+    }
+}
+
+/// A run's events put together; the form of the stream is asserted on the way.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) start: Option<Metadata>,
+    pub(crate) deltas: Vec<String>,
+    pub(crate) terminal: Option<RunEvent>,
+}
+
+impl Told {
+    pub(crate) fn take(&mut self, event: RunEvent) {
+        assert!(!self.is_over(), "nothing after the terminal");
+        let ends = event.kind.is_terminal();
+        assert!(ends || (event.usage, &event.failure) == (None, &None));
+        match event.kind {
+            RunEventKind::Start => {
+                assert!(
+                    self.start.is_none() && self.deltas.is_empty(),
+                    "one start, first"
+                );
+                self.start = Some(event.metadata);
+            }
+            RunEventKind::Delta => {
+                assert!(self.start.is_some(), "a delta follows the start");
+                assert!((1..=RUN_DELTA_BYTES).contains(&event.delta.len()));
+                assert!(event.metadata.is_empty(), "a delta is text alone");
+                self.deltas.push(event.delta);
+            }
+            RunEventKind::Complete => {
+                assert!(self.start.is_some(), "a completion follows the start");
+                self.terminal = Some(event);
+            }
+            RunEventKind::Error | RunEventKind::Cancelled => {
+                assert!(event.metadata.is_empty() && event.usage.is_none());
+                self.terminal = Some(event);
+            }
+            RunEventKind::Other(name) => panic!("{name}"),
+        }
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        self.terminal.is_some()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.deltas.concat()
+    }
+
+    /// Metadata of the completion.
+    pub(crate) fn completion(&self) -> &Metadata {
+        let terminal = self.terminal.as_ref().unwrap();
+        assert_eq!(terminal.kind, RunEventKind::Complete, "{terminal:?}");
+        &terminal.metadata
+    }
+
+    /// The legacy text of the error that ended it.
+    pub(crate) fn error(&self) -> &str {
+        let terminal = self.terminal.as_ref().unwrap();
+        assert_eq!(terminal.kind, RunEventKind::Error, "{terminal:?}");
+        &terminal.error
+    }
+}
+
+/// A run of adapter `a`, target `t`.
+pub(crate) fn run(run_id: &str, input: &str) -> RunRequest {
+    RunRequest {
+        run_id: run_id.to_owned(),
+        adapter: "a".to_owned(),
+        target: "t".to_owned(),
+        input: input.as_bytes().to_vec().into(),
+        ..RunRequest::default()
     }
 }
 
