@@ -1,6 +1,7 @@
 """Official clients through Edge and node to a real model server: run.py --iop BINARY --out FOLDER.
 
-    openai, anthropic, curl ─ recorder ─ iop edge ─ iop node ─ recorder ─ llama.cpp server
+    openai, anthropic, curl ─ recorder ─ iop edge ─ iop node ─┬ recorder ─ llama.cpp server   (raw tunnels)
+                                                              └ a scripted Ollama server       (normalized runs)
 
 Both recorders keep every byte, so that what a client got can be compared with what the provider sent.
 Ends with `N passed, N failed`; anything missing is a failure.
@@ -24,6 +25,8 @@ import anthropic
 import openai
 
 import model
+import ollama_server
+import ollama_steps
 import recorder
 
 DEADLINE = 30.0
@@ -59,6 +62,8 @@ def fetch(port, path):
 class Stage:
     """Everything that runs, in a folder of its own."""
 
+    wait_for = staticmethod(wait_for)
+
     def __init__(self, iop, out, shards):
         self.iop, self.out, self.shards = iop, out, shards
         self.parts = {}
@@ -75,9 +80,11 @@ class Stage:
     def open(self):
         weights = self.out / "words.gguf"
         model.write(str(weights))
-        self.model_port, self.nodes, self.clients, self.admin = (free_port() for _ in range(4))
+        self.model_port, self.ollama_port, self.nodes, self.clients, self.admin = (free_port() for _ in range(5))
         self.start("model", [sys.executable, str(HERE / "server.py"), str(weights), str(self.model_port)])
+        self.start("ollama", [sys.executable, str(HERE / "ollama_server.py"), str(self.ollama_port)])
         wait_for("the model server", lambda: fetch(self.model_port, "/v1/models"))
+        wait_for("the Ollama server", lambda: fetch(self.ollama_port, "/api/tags"))
         self.provider = recorder.Recorder(("127.0.0.1", self.model_port))
         self.pki()
         self.edge_yaml()
@@ -125,15 +132,29 @@ nodes:
     adapters:
       - type: openai_compat
         base_url: "http://127.0.0.1:{self.provider.port}"
+      - type: ollama
+        base_url: "http://127.0.0.1:{self.ollama_port}"
     providers:
       - id: words
         adapter: openai_compat
         target: words
         category: local_inference
         capacity: 2
+      - id: own
+        adapter: ollama
+        target: {ollama_server.MODEL}
+        capacity: 2
+      - id: plain
+        adapter: ollama
+        target: {ollama_server.PLAIN}
+        capacity: 1
 models:
   - name: house/words
     providers: [words]
+  - name: {ollama_steps.MODEL}
+    providers: [own]
+  - name: {ollama_steps.PLAIN}
+    providers: [plain]
 keys:
   - principal: alice
     sha256: {digest}
@@ -207,7 +228,7 @@ def same_bytes(stage, count):
 
 def models(stage):
     names = [entry.id for entry in stage.client.models.list()]
-    assert names == [MODEL], names
+    assert names == [MODEL, ollama_steps.MODEL, ollama_steps.PLAIN], names
     assert stage.client.models.retrieve(MODEL).id == MODEL
 
 
@@ -462,7 +483,7 @@ def drain(stage):
 STEPS = [
     models, chat, chat_stream, completions, embeddings, responses, responses_stream, messages, messages_stream,
     count_tokens, bytes_are_the_providers, unknown_model, wrong_key, provider_error_passes_through, broken_json,
-    anthropic_errors, client_abort, curl, node_killed, drain,
+    anthropic_errors, client_abort, curl, *ollama_steps.STEPS, node_killed, drain,
 ]
 
 

@@ -17,7 +17,8 @@ use crate::tree;
 const SCRIPT: &str = "tools/e2e/run.py";
 const CONFORMANCE: &str = "tools/conformance-node/conformance.py";
 /// Official clients, and a model server that runs from a wheel.
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 6] = [
+    "ollama==0.6.3",
     "openai==3.57.0",
     "anthropic==2.14.0",
     "xllamacpp==2026.10.11549",
