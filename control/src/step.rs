@@ -5,9 +5,10 @@
 use core::num::NonZeroU64;
 
 use iop_proto::catalog::Operation;
-use iop_proto::domain::{CommandKind, HealthEvidence};
+use iop_proto::domain::{CommandKind, HealthEvidence, RefreshStatus};
 use iop_proto::ids::{
-    ClientRef, ModelIndex, NodeIndex, ProviderIndex, RunRef, SessionRef, ShardIndex, SlotGeneration,
+    ClientRef, ModelIndex, NodeIndex, ProviderIndex, RefreshId, RunRef, SessionRef, ShardIndex,
+    SlotGeneration,
 };
 use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
@@ -169,6 +170,16 @@ pub enum Event {
     Closed { session: SessionRef, cause: Reason },
     /// The node announced that it closes. `[D-07]`
     GoAway { session: SessionRef },
+    /// The peer's certificate is past its notAfter. Sent once, from a session that was announced.
+    /// `[D-05]`
+    Expired { session: SessionRef },
+    /// NodeConfigRefreshResponse to one of the session's last `REFRESHES_UNANSWERED_MAX` refreshes,
+    /// each answered once.
+    Refreshed {
+        session: SessionRef,
+        refresh: RefreshId,
+        status: RefreshStatus,
+    },
     /// A whole request has arrived. Answered by exactly one `Grant` or `Refuse`, unless `ClientGone`
     /// was sent meanwhile.
     Submit {
@@ -229,6 +240,13 @@ pub enum Effect {
         reply_to: u64,
         refusal: Option<Reason>,
     },
+    /// NodeConfigRefreshRequest: carries `node`'s configuration of the shard's present epoch, behind
+    /// the requests that wait for the session. `[R-260]`
+    Refresh {
+        session: SessionRef,
+        refresh: RefreshId,
+        node: NodeIndex,
+    },
     /// Close the session: superseded, drained, operator.
     Close { session: SessionRef, cause: Reason },
     /// A lease and a run slot. The client's request goes to `session` as `run` for `provider`.
@@ -262,6 +280,9 @@ pub enum Effect {
     },
     /// Are you alive? `[D-38]` The token's low 8 bits are the shard's index.
     Ping { token: u64 },
+    /// The configuration `epoch` is in the shard's lane; whatever follows this was decided under it.
+    /// `[D-39]`
+    Configure { shard: ShardIndex, epoch: u64 },
     /// The Edge is going: no new requests, GoAway to ready nodes; what runs may finish. `[D-07]`
     Drain { shard: ShardIndex, grace_ms: u32 },
     /// The grace is over: what still runs ends now. `[D-07]` `[D-10]`
@@ -278,13 +299,16 @@ impl Effect {
         match *self {
             Self::RegisterReply { session, .. }
             | Self::ReadyReply { session, .. }
+            | Self::Refresh { session, .. }
             | Self::Close { session, .. }
             | Self::Command { session, .. } => session.shard,
             Self::Grant { client, .. }
             | Self::Refuse { client, .. }
             | Self::Handoff { client, .. } => client.shard,
             Self::Cancel { run, .. } => run.shard,
-            Self::Drain { shard, .. } | Self::Stop { shard } => shard,
+            Self::Configure { shard, .. } | Self::Drain { shard, .. } | Self::Stop { shard } => {
+                shard
+            }
             Self::Ping { token } => {
                 crate::edge::ping_shard(token).expect("control's own tokens name a shard")
             }

@@ -9,6 +9,7 @@
 mod catalog;
 mod host;
 mod read;
+mod reload;
 mod tree;
 
 use core::fmt;
@@ -25,6 +26,7 @@ use iop_proto::limits as bounds;
 pub use catalog::is_label;
 pub use host::Host;
 pub use read::is_trust_domain;
+pub use reload::{Reload, Room};
 use tree::{Context, FILE_BYTES_MAX, Field, PROBLEMS_MAX};
 
 use crate::shard::ShardConfig;
@@ -33,6 +35,8 @@ use crate::shard::ShardConfig;
 /// look by whoever uses it. `[D-36]`
 #[derive(Debug)]
 pub struct EdgeConfig {
+    /// Where it was read from, to be read again.
+    pub file: PathBuf,
     /// Where node agents dial in.
     pub nodes_listen: SocketAddr,
     /// Where HTTP clients connect.
@@ -137,10 +141,12 @@ pub struct Timeouts {
     pub dead_ms: u64,
     /// From a node's hand-over to its RegisterRequest. `[A-08]`
     pub registration_ms: u64,
-    /// Streams may finish this long after SIGTERM. `[D-07]`
+    /// Streams may finish this long after SIGTERM, and those of a drained node. `[D-07]` `[D-05]`
     pub drain_ms: u64,
     /// A node's answer to a command.
     pub command_ms: u64,
+    /// A node has this long to answer a configuration refresh.
+    pub refresh_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

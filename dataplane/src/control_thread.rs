@@ -6,18 +6,21 @@
 //! Only control reserves: a shard drains its effects without needing room of its own, so room comes
 //! back and two full rings cannot wait for each other. `[D-48]`
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use iop_control::edge::{Control, HealthNotice, NodeChange};
 use iop_control::names::Names;
 use iop_control::step::{CommandId, Effect, Out};
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
 use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX};
+use iop_proto::reason::Reason;
 use tokio::sync::oneshot;
 use tracing::{error, info};
 
 use crate::admin::{CommandError, CommandRequest, CommandText, SnapshotRequest};
+use crate::epoch::Epoch;
 use crate::lanes::{ControlEnd, Waker};
 use crate::metrics::ControlMetrics;
 use crate::shard::uring::{Completion, Kind, Ring, RingError};
@@ -32,8 +35,15 @@ const COMPLETIONS: u32 = 64;
 const TICKS_PER_TURN_MAX: usize = 16;
 
 /// What an operator asks of control.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Command {
+    /// Take another configuration. Control first, then every shard, in order with its effects.
+    Reload(Arc<Epoch>),
+    /// Take the node of that id out; answered with the leases it still finishes.
+    DrainNode {
+        node_id: String,
+        reply: Sender<Result<u32, Reason>>,
+    },
     /// Tell every shard to finish what runs. `[D-07]`
     Drain { grace_ms: u32 },
     /// Tell every shard to end what still runs.
@@ -125,6 +135,7 @@ impl Runner {
         self.ticks();
         self.commands();
         self.operators();
+        self.ticks(); // what an order has made due
         for (link, unrung) in self.parts.links.iter().zip(&mut self.unrung) {
             if std::mem::take(unrung) {
                 link.shard.ring();
@@ -166,17 +177,23 @@ impl Runner {
     }
 
     fn commands(&mut self) {
-        while self.has_room() {
+        while self.has_room() && self.has_epoch_room() {
             let Ok(command) = self.parts.commands.try_recv() else {
                 return;
             };
-            for row in 0..self.parts.links.len() {
-                let shard = ShardIndex::new(row).expect("as many shards as were configured");
-                let effect = match command {
-                    Command::Drain { grace_ms } => Effect::Drain { shard, grace_ms },
-                    Command::Stop => Effect::Stop { shard },
-                };
-                push(&mut self.parts.links, &mut self.unrung, effect);
+            match command {
+                Command::Reload(epoch) => self.reload(&epoch),
+                Command::DrainNode { node_id, reply } => {
+                    let node = self.parts.control.names().node_by_id(node_id.as_bytes());
+                    let control = &mut self.parts.control;
+                    let drained = node.ok_or(Reason::NodeUnknown);
+                    let drained = drained.and_then(|node| control.drain_node(self.now, node));
+                    let _asker_gone = reply.try_send(drained);
+                }
+                Command::Drain { grace_ms } => {
+                    self.tell_shards(|shard| Effect::Drain { shard, grace_ms });
+                }
+                Command::Stop => self.tell_shards(|shard| Effect::Stop { shard }),
             }
         }
     }
@@ -224,6 +241,30 @@ impl Runner {
             let outcome = text.map(|text| texts.swap_remove(text));
             let _gone = asker.send(outcome.ok_or_else(|| CommandError::of(end)));
         }
+    }
+
+    /// Nothing that control decides under the new configuration reaches a shard before it.
+    fn reload(&mut self, epoch: &Arc<Epoch>) {
+        let names = Arc::clone(&epoch.names);
+        self.parts.control.reload(self.now, names);
+        for link in &mut self.parts.links {
+            let pushed = link.epochs.push(Arc::clone(epoch));
+            pushed.expect("room was looked for before the command was taken");
+        }
+        let epoch = epoch.number;
+        self.tell_shards(|shard| Effect::Configure { shard, epoch });
+    }
+
+    fn tell_shards(&mut self, effect: impl Fn(ShardIndex) -> Effect) {
+        for row in 0..self.parts.links.len() {
+            let shard = ShardIndex::new(row).expect("as many shards as were configured");
+            push(&mut self.parts.links, &mut self.unrung, effect(shard));
+        }
+    }
+
+    fn has_epoch_room(&mut self) -> bool {
+        let mut links = self.parts.links.iter_mut();
+        links.all(|link| link.epochs.has_room(1))
     }
 
     fn push_effects(&mut self) {

@@ -10,29 +10,31 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use iop_control::edge::{Control, Tuning};
+use iop_control::names::Names;
 use iop_proto::ids::{BootNonce, Now, ShardIndex};
 use iop_proto::reason::Reason;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::admin::{self, Admin, AdminError, Readiness};
+use crate::admin::{self, Admin, AdminError, Operator, Readiness};
 use crate::alloc::{Role, set_role};
 use crate::cold::access_log::AccessLog;
+use crate::cold::reload::{ReloadParts, ReloadRequest, Reloader, load_tls};
 use crate::config::EdgeConfig;
 use crate::control_thread::{Command, ControlParts, Runner};
-use crate::front::{self, FrontConfig, FrontHooks, NodeSecurity, PeerKind};
+use crate::epoch::{Current, Epoch};
+use crate::front::{self, FrontConfig, FrontHooks, PeerKind};
 use crate::guard::abort_on_unwind;
-use crate::keys::KeyTable;
 use crate::lanes::{Waker, link};
 use crate::metrics::{
-    ControlMetrics, Exposition, FrontMetric, FrontMetrics, ShardMetric, ShardMetrics, ShardReader,
+    ControlMetrics, Exposition, FrontMetric, FrontMetrics, FrontReader, ShardMetric, ShardMetrics,
+    ShardReader,
 };
 use crate::shard::transfer::Peers;
 use crate::shard::uring::RingError;
 use crate::shard::{Shard, ShardConfig, ShardParts};
-use crate::surface::openai::ModelCatalog;
-use crate::tls::handshake::{PkiError, client_server_config, node_server_config};
+use crate::tls::handshake::PkiError;
 
 /// Commands that may wait for control.
 const COMMANDS: usize = 4;
@@ -141,6 +143,14 @@ impl FrontHooks for Hooks {
     fn accept_paused(&mut self, _kind: PeerKind) {
         self.metrics.inc(FrontMetric::DescriptorsExhausted);
     }
+
+    fn listener_closed(&mut self, kind: PeerKind) {
+        let open = match kind {
+            PeerKind::Node => FrontMetric::NodeListenerOpen,
+            PeerKind::Client => FrontMetric::ClientListenerOpen,
+        };
+        self.metrics.set(open, 0);
+    }
 }
 
 /// Runs an Edge until SIGTERM or SIGINT, then drains it. Logging is set up by the caller.
@@ -177,7 +187,8 @@ struct Edge {
     control: Waker,
     shards: Vec<ShardReader>,
     access: AccessLog,
-    drain_ms: u64,
+    epoch: Current<Epoch>,
+    reloader: Reloader,
 }
 
 fn random_u64(random: &SystemRandom) -> Result<u64, EdgeError> {
@@ -201,30 +212,14 @@ fn unix_s(time: SystemTime) -> u64 {
 
 /// What the front is made of: certificates read, listeners bound.
 fn openings(config: &EdgeConfig) -> Result<FrontConfig, EdgeError> {
-    let unix = i64::try_from(unix_s(SystemTime::now())).unwrap_or(i64::MAX);
-    let node_security = match &config.pki {
-        Some(files) => NodeSecurity::Tls {
-            tls: node_server_config(files, &config.trust_domain, &config.edge_name, unix)
-                .map_err(EdgeError::Pki)?,
-            trust_domain: config.trust_domain.clone(),
-        },
-        None => NodeSecurity::InsecurePlaintext,
-    };
-    let client_tls = match &config.clients_tls {
-        Some(files) => Some(client_server_config(files, unix).map_err(EdgeError::Pki)?),
-        None => None,
-    };
+    let live = load_tls(config).map_err(EdgeError::Pki)?;
     let core = config.cores.get(config.shards as usize + 1);
     Ok(FrontConfig {
         nodes: bind("node listener", config.nodes_listen)?,
         clients: bind("client listener", config.clients_listen)?,
-        node_security,
-        client_tls,
-        names: Arc::clone(&config.names),
+        live,
         clients_max: config.limits.clients_max,
         handshakes_max: config.limits.handshakes_max,
-        handshake_ms: config.timeouts.handshake_ms,
-        dead_ms: config.timeouts.dead_ms,
         core: core.map(|&core| core as usize),
     })
 }
@@ -241,8 +236,12 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
     let lanes = AdminLanes::new(&config, &control_waker);
     let (answers, answered) = admin::answer_lane();
     let (commands, command_rx) = bounded(COMMANDS);
+    let epoch = Arc::new(Epoch::new(0, &config));
+    let names = Current::new(Arc::clone(&config.names));
     let threads = Threads {
         config: &config,
+        epoch: &epoch,
+        names: &names,
         started,
         control: &control_waker,
         answers: &answers,
@@ -261,29 +260,28 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         started,
     })?;
 
-    let (mut front_metrics, front_reader) = FrontMetrics::new();
-    front_metrics.set(FrontMetric::NodeListenerOpen, 1);
-    front_metrics.set(FrontMetric::ClientListenerOpen, 1);
+    let (front, front_reader) = open_front(openings, doors, &shards)?;
     let (mut readiness, ready) = admin::readiness();
-    let hooks = Hooks {
-        metrics: front_metrics,
+    let exposition = Exposition::new(shards.clone(), front_reader, control_reader);
+    let epoch = Current::new(epoch);
+    let parts = ReloadParts {
+        config,
+        epoch: epoch.clone(),
+        names,
+        front: front.live(),
+        commands: commands.clone(),
+        control: control_waker.clone(),
         shards: shards.clone(),
     };
-    let front = front::spawn(openings, doors, hooks).map_err(|source| EdgeError::Thread {
-        what: "front",
-        source,
-    })?;
-    let exposition = Exposition::new(shards.clone(), front_reader, control_reader);
-    let admin = admin::spawn(
-        admin_listener,
-        Admin {
-            exposition,
-            readiness: ready,
-            status: lanes.status,
-            commands: lanes.commands,
-        },
-    )
-    .map_err(EdgeError::Admin)?;
+    let reloader = Reloader::spawn(parts).map_err(threadless("reload"))?;
+    let admin = Admin {
+        exposition,
+        readiness: ready,
+        status: lanes.status,
+        commands: lanes.commands,
+        operator: operator(&reloader, &commands, &control_waker),
+    };
+    let admin = admin::spawn(admin_listener, admin).map_err(EdgeError::Admin)?;
     readiness.set(Readiness::Ready);
     info!(?nodes, ?clients, admin = ?admin_address, shards = shards.len(), "edge ready");
     Ok(Edge {
@@ -294,8 +292,17 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         control: control_waker,
         shards,
         access,
-        drain_ms: config.timeouts.drain_ms,
+        epoch,
+        reloader,
     })
+}
+
+fn operator(reloader: &Reloader, commands: &Sender<Command>, control: &Waker) -> Operator {
+    Operator {
+        reload: reloader.asks(),
+        commands: commands.clone(),
+        control: control.clone(),
+    }
 }
 
 /// Both ends of what the admin thread may ask of control.
@@ -333,6 +340,23 @@ fn core(config: &EdgeConfig) -> Result<Control, EdgeError> {
     Ok(Control::tuned(names, shards, Now::default(), tuning))
 }
 
+fn open_front(
+    openings: FrontConfig,
+    doors: Vec<front::ShardDoor>,
+    shards: &[ShardReader],
+) -> Result<(front::FrontHandle, FrontReader), EdgeError> {
+    let (mut metrics, reader) = FrontMetrics::new();
+    metrics.set(FrontMetric::NodeListenerOpen, 1);
+    metrics.set(FrontMetric::ClientListenerOpen, 1);
+    let shards = shards.to_vec();
+    let front = front::spawn(openings, doors, Hooks { metrics, shards });
+    Ok((front.map_err(threadless("front"))?, reader))
+}
+
+fn threadless(what: &'static str) -> impl Fn(io::Error) -> EdgeError {
+    move |source| EdgeError::Thread { what, source }
+}
+
 fn waker() -> Result<Waker, EdgeError> {
     Waker::new().map_err(|source| EdgeError::Thread {
         what: "eventfd",
@@ -350,6 +374,8 @@ type ShardSide = (
 /// What the threads of an Edge are made from.
 struct Threads<'a> {
     config: &'a EdgeConfig,
+    epoch: &'a Arc<Epoch>,
+    names: &'a Current<Names>,
     started: Instant,
     control: &'a Waker,
     answers: &'a admin::AnswerSender,
@@ -360,12 +386,10 @@ impl Threads<'_> {
         let count = self.config.shards as usize;
         let random = SystemRandom::new();
         let nonce = BootNonce(random_u64(&random)?);
-        let keys = Arc::new(KeyTable::new(&self.config.keys));
-        let catalog = Arc::new(ModelCatalog::new(&self.config.names));
         let (access, sinks) = AccessLog::spawn(
             self.config.log.access,
             count,
-            Arc::clone(&self.config.names),
+            self.names.clone(),
             SystemTime::now(),
             Box::new(io::stdout()),
         )
@@ -384,8 +408,7 @@ impl Threads<'_> {
             let parts = ShardParts {
                 index: ShardIndex::new(row).expect("shards are checked by the configuration"),
                 config: ShardConfig::new(self.config),
-                keys: Arc::clone(&keys),
-                catalog: Arc::clone(&catalog),
+                epoch: Arc::clone(self.epoch),
                 nonce,
                 request_seed: random_u64(&random)?,
                 started: self.started,
@@ -476,29 +499,43 @@ impl Threads<'_> {
 async fn serve(mut edge: Edge) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => edge.reload(),
+        }
     }
-    info!(drain_ms = edge.drain_ms, "draining");
+    let drain_ms = edge.epoch.get().timeouts.drain_ms;
+    info!(drain_ms, "draining");
     edge.readiness.set(Readiness::Draining);
     edge.front.close_clients();
-    let grace_ms = u32::try_from(edge.drain_ms).unwrap_or(u32::MAX);
+    let grace_ms = u32::try_from(drain_ms).unwrap_or(u32::MAX);
     edge.command(Command::Drain { grace_ms });
     tokio::select! {
-        () = edge.drained(Duration::from_millis(edge.drain_ms)) => {}
+        () = edge.drained(Duration::from_millis(drain_ms)) => {}
         _ = terminate.recv() => warn!("second signal: ending at once"),
         _ = interrupt.recv() => warn!("second signal: ending at once"),
     }
     edge.command(Command::Stop);
     edge.drained(STOP_WAIT).await;
-    edge.admin.stop();
+    edge.admin.stop(); // the last asker of the reloader beside us
+    edge.reloader.stop();
     edge.access.stop();
     info!("edge stopped");
     io::stdout().flush()
 }
 
 impl Edge {
+    /// SIGHUP. The log tells what came of it.
+    fn reload(&self) {
+        let request = ReloadRequest { reply: None };
+        if self.reloader.asks().try_send(request).is_err() {
+            warn!("a reload is under way; this one is not made");
+        }
+    }
+
     fn command(&self, command: Command) {
         if self.commands.try_send(command).is_err() {
             warn!("control takes no command");

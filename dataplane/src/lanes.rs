@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use iop_control::step::{Effect, Event};
-use iop_proto::limits::LINK_SLOTS;
+use iop_proto::limits::{EPOCH_SLOTS, LINK_SLOTS};
 use iop_ring::doorbell::Doorbell;
 use iop_ring::spsc::{Consumer, Producer, channel};
 
+use crate::epoch::Epoch;
 use crate::shard::uring::event_fd;
 
 #[derive(Debug)]
@@ -64,6 +65,8 @@ impl Waker {
 pub struct ShardEnd {
     pub events: Producer<Event>,
     pub effects: Consumer<Effect>,
+    /// Configurations that effects name.
+    pub epochs: Consumer<Arc<Epoch>>,
     pub control: Waker,
 }
 
@@ -72,6 +75,7 @@ pub struct ShardEnd {
 pub struct ControlEnd {
     pub events: Consumer<Event>,
     pub effects: Producer<Effect>,
+    pub epochs: Producer<Arc<Epoch>>,
     pub shard: Waker,
 }
 
@@ -80,14 +84,17 @@ pub struct ControlEnd {
 pub fn link(shard: &Waker, control: &Waker) -> (ShardEnd, ControlEnd) {
     let (event_tx, event_rx) = channel(LINK_SLOTS as usize);
     let (effect_tx, effect_rx) = channel(LINK_SLOTS as usize);
+    let (epoch_tx, epoch_rx) = channel(EPOCH_SLOTS as usize);
     let shard_end = ShardEnd {
         events: event_tx,
         effects: effect_rx,
+        epochs: epoch_rx,
         control: control.clone(),
     };
     let control_end = ControlEnd {
         events: event_rx,
         effects: effect_tx,
+        epochs: epoch_tx,
         shard: shard.clone(),
     };
     (shard_end, control_end)

@@ -5,6 +5,7 @@ pub mod cold;
 pub mod config;
 pub mod control_thread;
 pub mod edge;
+pub mod epoch;
 pub mod front;
 pub mod guard;
 pub mod keys;

@@ -119,6 +119,8 @@ metrics! {
     HandoffsWithout: Counter, "iop_edge_terminal_handoffs_total", ["recovery_handoff" = "none"], "Stall terminals handed on to waiting clients, with validated evidence or without.";
     StreamViolations: Counter, "iop_edge_stream_violations_total", [], "Frames that broke the order of their stream.";
 
+    EpochsTaken: Counter, "iop_edge_shard_configurations_total", [], "Configurations that shards have taken since the one at start, each shard counted.";
+
     Clients: Gauge, "iop_edge_clients", [], "Client connections open on shards.";
     RequestsOpen: Gauge, "iop_edge_requests_open", [], "Client requests that are read, wait, run or are answered, as of the last look a few times a second.";
     Draining: Gauge, "iop_edge_shards_draining", [], "Shards that take no new requests.";
@@ -209,6 +211,14 @@ metrics! {
     Activations: Counter, "iop_edge_node_activations_total", [], "Times a node became ready.";
     Fences: Counter, "iop_edge_node_fences_total", [], "Times a ready node's generation ended.";
     SupersededPending: Counter, "iop_edge_node_superseded_total", [], "Times a node that was not ready yet was put out by a newer connection.";
+    Reloads: Counter, "iop_edge_config_reloads_total", [], "Configurations taken since the one at start.";
+    RefreshesSent: Counter, "iop_edge_config_refreshes_sent_total", [], "Configuration refreshes sent to nodes.";
+    RefreshesApplied: Counter, "iop_edge_config_refreshes_total", ["result" = "applied"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";
+    RefreshesRestartRequired: Counter, "iop_edge_config_refreshes_total", ["result" = "restart_required"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";
+    RefreshesFailed: Counter, "iop_edge_config_refreshes_total", ["result" = "failed"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";
+    RefreshesUnanswered: Counter, "iop_edge_config_refreshes_total", ["result" = "unanswered"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";
+    NodesOutdated: Gauge, "iop_edge_nodes_outdated", [], "Connected nodes that do not have the newest configuration.";
+    NodeDrains: Counter, "iop_edge_node_drains_total", [], "Ready nodes that the Edge began to drain: at the end of their certificate, or on demand.";
     NoticesDropped: Counter, "iop_edge_node_notices_dropped_total", [], "Lifecycle notices that nobody took in time.";
     StaleEvents: Counter, "iop_edge_stale_events_total", [], "Events about connections, clients or runs that had ended; few are normal.";
     Pings: Counter, "iop_edge_shard_pings_total", [], "Liveness questions put to shards.";
@@ -498,6 +508,7 @@ impl ControlMetrics {
             self.set(metric, value);
         }
         self.copy_health(counters);
+        self.copy_operations(counters);
         for &reason in Reason::ALL {
             let value = counters
                 .refusals(reason)
@@ -534,6 +545,27 @@ impl ControlMetrics {
             (ControlMetric::HealthCleared, Capabilities, Outcome::Cleared),
         ] {
             self.set(metric, counters.evidence_of(source, outcome));
+        }
+    }
+
+    fn copy_operations(&mut self, counters: &Counters) {
+        for (metric, value) in [
+            (ControlMetric::Reloads, counters.reloads),
+            (ControlMetric::RefreshesSent, counters.refreshes_sent),
+            (ControlMetric::RefreshesApplied, counters.refreshes_applied),
+            (
+                ControlMetric::RefreshesRestartRequired,
+                counters.refreshes_restart_required,
+            ),
+            (ControlMetric::RefreshesFailed, counters.refreshes_failed),
+            (
+                ControlMetric::RefreshesUnanswered,
+                counters.refreshes_unanswered,
+            ),
+            (ControlMetric::NodesOutdated, counters.nodes_outdated),
+            (ControlMetric::NodeDrains, counters.node_drains),
+        ] {
+            self.set(metric, value);
         }
     }
 }

@@ -13,7 +13,6 @@ use iop_dataplane::front::{
     ClientHandover, FrontConfig, Handover, NodeHandover, NodeSecurity, PeerKind,
 };
 use iop_dataplane::tls::{ReplyBuf, ServerTls};
-use iop_proto::ids::NodeIndex;
 use iop_proto::reason::Reason;
 use rcgen::{ExtendedKeyUsagePurpose, IsCa};
 use rustls::{ClientConnection, StreamOwned};
@@ -68,11 +67,11 @@ fn a_node_arrives_with_its_identity_its_early_bytes_and_a_socket_that_works() {
         fd,
         records,
         mut early,
-        certified,
+        certificate_name,
         not_after_unix,
         peer,
     } = world.node();
-    assert_eq!(certified, NodeIndex::new(1));
+    assert_eq!(certificate_name.as_deref(), Some("n2"));
     assert_eq!(not_after_unix, 3_471_292_800);
     assert_eq!(peer, node.sock.local_addr().unwrap());
     let mut records = records.unwrap();
@@ -132,7 +131,9 @@ fn clients_arrive_untouched_plaintext_or_https() {
     to_stream(fd).read_exact(&mut head).unwrap();
     assert_eq!(&head, b"GET / HTTP/1.1\r\n\r\n");
 
-    let mut world = World::new(node_tls(&ca), |config| config.client_tls = Some(https(&ca)));
+    let mut world = World::new(node_tls(&ca), |config| {
+        config.live.client_tls = Some(https(&ca))
+    });
     let mut client = tls(&Peer::browser(), &ca, world.clients);
     client.flush().unwrap();
     let ClientHandover {
@@ -186,7 +187,7 @@ fn a_handshake_may_come_byte_by_byte() {
 fn d29_an_unfinished_handshake_ends_at_its_deadline() {
     let ca = Ca::new();
     let pair = ca.sign(&Leaf::node(NODE_URI));
-    let world = World::new(node_tls(&ca), |config| config.handshake_ms = 400);
+    let world = World::new(node_tls(&ca), |config| config.live.handshake_ms = 400);
     let hello = drain(&mut Peer::node(&pair).connection(&ca));
     for sent in [0, 1, 5, hello.len() - 1, hello.len()] {
         let mut socket = dial(world.nodes);
@@ -201,7 +202,7 @@ fn d29_an_unfinished_handshake_ends_at_its_deadline() {
     let mut world = World::new(node_tls(&ca), |_| {});
     let mut node = tls(&Peer::node(&pair), &ca, world.nodes);
     node.flush().unwrap();
-    assert_eq!(world.node().certified, NodeIndex::new(0));
+    assert_eq!(world.node().certificate_name.as_deref(), Some("n1"));
 }
 
 /// Each wrong peer is told, counted by its reason, and never reaches a shard; a right one does.
@@ -315,13 +316,15 @@ fn r011_to_r014_wrong_peers_end_before_registration() {
     let mut stream = tls(&node(&good), &ca, world.nodes);
     stream.flush().unwrap();
     // The first thing in the lane is the right node.
-    assert_eq!(world.node().certified, NodeIndex::new(0));
+    assert_eq!(world.node().certificate_name.as_deref(), Some("n1"));
 }
 
 #[test]
 fn plaintext_on_a_tls_port_is_answered_and_counted() {
     let ca = Ca::new();
-    let world = World::new(node_tls(&ca), |config| config.client_tls = Some(https(&ca)));
+    let world = World::new(node_tls(&ca), |config| {
+        config.live.client_tls = Some(https(&ca))
+    });
     let refused = |kind| Seen::Refused(kind, Reason::PlaintextOnTlsPort);
     for words in [&b"IOPEN/1\n"[..], b"GET / HTTP/1.1\r\n\r\n", b"\0"] {
         let mut socket = dial(world.nodes);
@@ -366,11 +369,11 @@ fn insecure_nodes_exchange_prefaces_and_nothing_else_passes() {
         fd,
         records,
         early,
-        certified,
+        certificate_name,
         not_after_unix,
         ..
     } = world.node();
-    assert!(records.is_none() && certified.is_none() && early.is_empty());
+    assert!(records.is_none() && certificate_name.is_none() && early.is_empty());
     assert_eq!(not_after_unix, i64::MAX);
     let mut rest = [0; 11];
     to_stream(fd).read_exact(&mut rest).unwrap();
@@ -420,7 +423,7 @@ fn d04_connections_beyond_the_handshake_limit_wait_unaccepted() {
     );
     third.flush().unwrap();
     assert_eq!(world.seen(), Seen::Accepted(PeerKind::Node));
-    assert_eq!(world.node().certified, NodeIndex::new(0));
+    assert_eq!(world.node().certificate_name.as_deref(), Some("n1"));
 }
 
 /// A client over the global limit is answered, plaintext or HTTPS; when one leaves there is room again.
@@ -431,7 +434,7 @@ fn d33_the_front_keeps_the_global_client_limit() {
     for secure in [false, true] {
         let mut world = World::new(node_tls(&ca), |config| {
             config.clients_max = 2;
-            config.client_tls = secure.then(|| https(&ca));
+            config.live.client_tls = secure.then(|| https(&ca));
         });
         let connect = |address| {
             let mut stream = tls(&Peer::browser(), &ca, address);
@@ -473,7 +476,7 @@ fn a_client_that_fails_its_handshake_gives_its_place_back() {
     let ca = Ca::new();
     let mut world = World::new(node_tls(&ca), |config| {
         config.clients_max = 1;
-        config.client_tls = Some(https(&ca));
+        config.live.client_tls = Some(https(&ca));
     });
     for _ in 0..3 {
         let mut socket = dial(world.clients);
@@ -538,9 +541,10 @@ fn closing_to_clients_leaves_nodes_served_and_stopping_ends_handshakes() {
     world.handle.as_mut().unwrap().close_clients();
     // The kernel refuses from now on.
     assert!(TcpStream::connect(world.clients).is_err());
+    assert_eq!(world.seen(), Seen::Closed(PeerKind::Client));
     let mut node = tls(&Peer::node(&pair), &ca, world.nodes);
     node.flush().unwrap();
-    assert_eq!(world.node().certified, NodeIndex::new(0));
+    assert_eq!(world.node().certificate_name.as_deref(), Some("n1"));
     world.skip_seen(2);
     let mut half_way = dial(world.nodes);
     assert_eq!(world.seen(), Seen::Accepted(PeerKind::Node));

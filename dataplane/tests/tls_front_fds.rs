@@ -44,7 +44,7 @@ fn descriptors_come_back_and_running_out_of_them_is_a_pause() {
     // The runtime keeps its eventfd; a process has one front.
     settle(none + 1, "after an idle front");
     let before = open_descriptors();
-    let mut world = World::new(tls, |config| config.handshake_ms = 2_000);
+    let mut world = World::new(tls, |config| config.live.handshake_ms = 2_000);
     let running = open_descriptors();
 
     for round in 0..10 {
@@ -83,6 +83,7 @@ fn settle_round(world: &World, round: usize) {
             Seen::Accepted(_) => accepted += 1,
             Seen::HandedOver(_) | Seen::Refused(..) => ended += 1,
             Seen::Paused(kind) => panic!("{kind:?} paused in round {round}"),
+            Seen::Closed(kind) => panic!("{kind:?} closed in round {round}"),
         }
     }
     assert_eq!((accepted, ended), (6, 5), "round {round}");

@@ -160,6 +160,34 @@ slot_ref! {
     RunRef
 }
 
+/// Names one refresh of a node's configuration. Counts up in the process, never reused; on the wire
+/// in decimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RefreshId(NonZeroU64);
+
+impl RefreshId {
+    pub const FIRST: Self = Self(NonZeroU64::MIN);
+
+    /// The next refresh's name; `None` once 2^64 are spent.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        self.0.checked_add(1).map(Self)
+    }
+
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    /// What a node's answer names; `None`: not a name this process could have made.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let canonical = !text.starts_with(['0', '+']);
+        let value = text.parse().ok().filter(|_| canonical);
+        value.and_then(NonZeroU64::new).map(Self)
+    }
+}
+
 /// Random per Edge process, so that run ids of two processes never meet. `[A-58]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootNonce(pub u64);

@@ -33,6 +33,14 @@ pub const EFFECTS_PER_STEP_MAX: u32 = 64;
 pub const LINK_SLOTS: u32 = 1_024;
 /// Events one link may have served before the next link's turn.
 pub const EVENTS_PER_LINK_TURN_MAX: u32 = 64;
+/// Earlier bindings of a provider whose health records are kept within a generation; beyond, the oldest
+/// is forgotten and its late evidence counts nothing.
+pub const BINDINGS_EARLIER_MAX: usize = 16;
+/// Configurations on their way from control to a shard.
+pub const EPOCH_SLOTS: u32 = 4;
+/// Earlier configurations that requests still hold; a reload beyond them is refused. A request holds
+/// its own only until it is submitted.
+pub const EPOCHS_RETIRED_MAX: usize = 16;
 /// Hand-overs from the front that wait for a shard.
 pub const HANDOVER_SLOTS: u32 = 256;
 
@@ -92,6 +100,8 @@ pub const SLICES_PER_SEND_MAX: u32 = 62;
 pub const BLOCK_BYTES: u32 = RECORD_BYTES_MAX.next_multiple_of(64);
 /// Clients with bytes to send that one turn gathers before it submits in between.
 pub const GATHERS_PER_TURN_MAX: u32 = 256;
+/// Refreshes of one session whose answers still count: the one under way and late ones. `[A-49]`
+pub const REFRESHES_UNANSWERED_MAX: u32 = 4;
 /// Answers one session may be owed (register, ready) before it is closed as a flood.
 pub const REPLIES_PER_SESSION_MAX: u32 = 8;
 /// Output pool of an Edge, bytes, by default. `[D-06]`
@@ -151,6 +161,8 @@ pub const SELECTED_MS: u64 = 5_000;
 /// A superseded owner may have its ready answered this long. `[D-60]`
 pub const REJECTED_READY_MS: u64 = 5_000;
 pub const DRAIN_TIMEOUT_MS: u64 = 60_000;
+/// A node has this long to answer a configuration refresh before its silence is reported. `[D-29]`
+pub const CONFIG_REFRESH_MS: u64 = 120_000;
 /// A shard that does not answer control for this long is wedged. `[D-38]`
 pub const SHARD_ANSWER_MS: u64 = 5_000;
 /// Between a shard's answer and control's next question. `[D-38]`
@@ -240,6 +252,7 @@ pub const PROBED_TARGETS_MAX: usize = 1_024;
 
 const _: () = {
     assert!(LINK_SLOTS.is_power_of_two() && HANDOVER_SLOTS.is_power_of_two());
+    assert!(EPOCH_SLOTS.is_power_of_two());
     assert!(LINK_SLOTS >= EFFECTS_PER_STEP_MAX); // a step always fits an empty ring
     assert!(GRANTS_PER_STEP_MAX < EFFECTS_PER_STEP_MAX);
     assert!(RECEIVE_BUFFERS.is_power_of_two() && CLIENT_RECEIVE_BUFFERS.is_power_of_two());

@@ -12,13 +12,14 @@ use crate::domain::{
     CancelRequest, CommandKind, Credential, CredentialBinding, ExecutionFailure, FailureCode,
     Features, Fence, FrameKind, GoAway, HardTimeout, Header, HealthEvidence, HealthPair,
     LeaseEnvelope, Message, Metadata, NodeCommandRequest, NodeCommandResponse, NodeConfig,
-    NodeReadyRequest, NodeReadyResponse, Observation, Ping, Pong, RefreshStatus, RegisterRequest,
-    RegisterResponse, RunEvent, RunEventKind, RunRequest, StallTimeout, Token, TunnelFrame,
-    TunnelRequest, Usage, Window,
+    NodeReadyRequest, NodeReadyResponse, NodeSnapshot, Observation, Ping, Pong, RefreshStatus,
+    RegisterRequest, RegisterResponse, RunEvent, RunEventKind, RunRequest, StallTimeout, Token,
+    TunnelFrame, TunnelRequest, Usage, Window,
 };
 use crate::framing::MessageType;
 
 mod config;
+mod snapshot;
 
 #[expect(
     unreachable_pub,
@@ -227,6 +228,13 @@ pub fn encode_node_config(config: &NodeConfig) -> Vec<u8> {
 /// `payload` is not an encoding of `iop.NodeConfigPayload`.
 pub fn decode_node_config(payload: &[u8]) -> Result<NodeConfig, WireError> {
     Ok(take::<wire::NodeConfigPayload>("iop.NodeConfigPayload", payload)?.into())
+}
+
+/// Encoded `iop.NodeSnapshot` behind its length as a varint, for status consumers, who read one after
+/// another. `[R-266]` `[A-45]`
+#[must_use]
+pub fn encode_node_snapshot(snapshot: &NodeSnapshot) -> Vec<u8> {
+    wire::NodeSnapshot::from(snapshot).encode_length_delimited_to_vec()
 }
 
 // Numbers of the domain's enums, which cannot name the generated ones.

@@ -137,6 +137,8 @@ reasons! {
     SessionsFull: "sessions_full", 0, Capacity, Edge, "the edge has no room for another node";
     RegistrationTimeout: "registration_timeout", 0, Peer, Edge, "no registration in time";
     HeartbeatTimeout: "heartbeat_timeout", 0, Peer, Edge, "no byte in time";
+    NodeRemoved: "node_removed", 0, Peer, Edge, "the configuration no longer has this node id";
+    NodeDrained: "node_drained", 0, Local, Edge, "the operator drained this node";
     Superseded: "superseded", 0, Peer, Edge, "a newer connection registered this node id";
     PeerClosed: "peer_closed", 0, Peer, Edge, "the peer closed the connection";
     SocketError: "socket_error", 0, Peer, Edge, "the connection broke";

@@ -171,7 +171,7 @@ edge:
   name: edge-1
 pki:
   ca: pki/ca.crt
-  cert: pki/gpu-1.crt
+  certificate: pki/gpu-1.crt
   key: pki/gpu-1.key
 reconnect:
   interval_sec: 1

@@ -11,6 +11,7 @@ use iop_proto::domain::CommandKind;
 use iop_proto::ids::{Generation, NodeIndex, Now, ProviderIndex, SessionRef};
 use iop_proto::limits::{COMMANDS_PER_NODE_MAX, NODES_MAX, OPERATOR_COMMANDS_MAX};
 
+use super::overlay::BindingId;
 use super::{Control, Timer};
 use crate::slab::Slab;
 use crate::step::{CommandAnswer, CommandId, Effect, Out};
@@ -41,6 +42,8 @@ pub(crate) struct Row {
     pub(crate) session: SessionRef,
     pub(crate) generation: Generation,
     pub(crate) provider: Option<ProviderIndex>,
+    /// What the provider was bound to when it was asked about.
+    pub(crate) binding: Option<BindingId>,
     deadline: Now,
 }
 
@@ -73,6 +76,11 @@ impl Commands {
             finished: VecDeque::new(),
             timeout_ms,
         }
+    }
+
+    /// Rows for nodes that a reload has added.
+    pub(crate) fn grow(&mut self, nodes: usize) {
+        self.of_node.resize(nodes, Vec::new());
     }
 
     pub(crate) fn get(&mut self, command: CommandId) -> Option<Row> {
@@ -182,6 +190,9 @@ impl Control {
             session: owner.session,
             generation: owner.generation,
             provider: question.provider,
+            binding: question
+                .provider
+                .map(|provider| self.resources.get(provider).bindings.present()),
             deadline,
         };
         let command = self.commands.insert(row, question.of_operator);

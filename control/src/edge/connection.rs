@@ -20,6 +20,8 @@ impl Control {
         certified: Option<NodeIndex>,
         out: &mut Out,
     ) {
+        // A shard may not know yet that the node is gone.
+        let claimed = claimed.filter(|&node| self.names.has_node(node));
         let (node, refusal, close) = match self.registry.register(session, claimed, certified) {
             Registration::Stale => {
                 self.counters.stale_events += 1;
@@ -32,6 +34,7 @@ impl Control {
                 if let Some(at) = self.registry.claim(session, node) {
                     self.timers.cancel(at, Timer::Close(session));
                 }
+                self.begin_tenure(node);
                 (Some(node), None, false)
             }
         };
@@ -63,16 +66,20 @@ impl Control {
                 cause,
             });
         } else {
-            self.registry.disown(node);
+            self.disown(node);
             self.counters.superseded_pending += 1;
-            self.close_later(now, owner.session);
+            self.close_later(now, owner.session, Reason::Superseded);
         }
     }
 
     /// Closes a connection that owns nothing once its peer has had time to read why.
-    fn close_later(&mut self, now: Now, session: SessionRef) {
-        let at = now.after_ms(REJECTED_READY_MS);
-        if self.registry.close_at(session, at) {
+    fn close_later(&mut self, now: Now, session: SessionRef, cause: Reason) {
+        self.close_at(now.after_ms(REJECTED_READY_MS), session, cause);
+    }
+
+    /// Closes a connection at that instant unless it owns a node by then.
+    pub(super) fn close_at(&mut self, at: Now, session: SessionRef, cause: Reason) {
+        if self.registry.close_at(session, at, cause) {
             self.timers.set(at, Timer::Close(session));
         }
     }
@@ -94,7 +101,7 @@ impl Control {
             Readiness::Refuse { reason, orphan } => {
                 self.counters.node_refused(reason);
                 if orphan {
-                    self.close_later(now, session);
+                    self.close_later(now, session, reason);
                 }
                 Some(reason)
             }
@@ -119,6 +126,7 @@ impl Control {
     }
 
     fn activate(&mut self, now: Now, node: NodeIndex, owner: Owner) {
+        self.bind(node);
         for entry in 0..self.resources.of_node(node).len() {
             let provider = self.resources.of_node(node)[entry];
             self.resources.activate(provider, owner.generation);
@@ -126,6 +134,7 @@ impl Control {
                 self.offer(provider);
             }
         }
+        self.renew(now, node);
         self.counters.activations += 1;
         self.counters.notices_connected += 1;
         self.publish(now, node, owner, NodeChange::Connected);
@@ -133,8 +142,8 @@ impl Control {
 
     /// The generation is dead: its leases are returned, its resources offline, its models on hold
     /// until the shard has said which of its granted runs come back. Never O(leases). `[R-076]`
-    fn fence(&mut self, now: Now, node: NodeIndex, owner: Owner, cause: Reason) {
-        self.registry.disown(node);
+    pub(super) fn fence(&mut self, now: Now, node: NodeIndex, owner: Owner, cause: Reason) {
+        self.disown(node);
         self.fail_commands(node);
         for entry in 0..self.resources.of_node(node).len() {
             let provider = self.resources.of_node(node)[entry];
@@ -170,7 +179,7 @@ impl Control {
         match closing {
             Closing::Stale => self.counters.stale_events += 1,
             Closing::NoOwner => {}
-            Closing::Pending { node } => self.registry.disown(node),
+            Closing::Pending { node } => self.disown(node),
             Closing::Ready { node, owner } => self.fence(now, node, owner, cause),
         }
     }
@@ -182,11 +191,7 @@ impl Control {
                 let Some(node) = self.registry.bound(session) else {
                     return;
                 };
-                for entry in 0..self.resources.of_node(node).len() {
-                    let provider = self.resources.of_node(node)[entry];
-                    self.resources.drain(provider);
-                    self.offer(provider);
-                }
+                self.stop_granting(node);
             }
             SessionState::Pending | SessionState::Superseded => {}
             SessionState::Identified | SessionState::Unbound => {
@@ -194,6 +199,27 @@ impl Control {
                 out.push(Effect::Close { session, cause });
             }
             SessionState::Closed => self.counters.stale_events += 1,
+        }
+    }
+
+    /// Row 21. `[D-05]`
+    pub(super) fn expired(&mut self, now: Now, session: SessionRef, out: &mut Out) {
+        let cause = Reason::CertificateExpired;
+        let node = self.registry.state_on_event(session);
+        match (node, self.registry.bound(session)) {
+            (SessionState::Ready, Some(node)) => self.close_drained(now, node, cause),
+            (SessionState::Pending, Some(node)) => {
+                self.disown(node);
+                out.push(Effect::Close { session, cause });
+            }
+            (SessionState::Identified | SessionState::Unbound, _) => {
+                out.push(Effect::Close { session, cause });
+            }
+            (SessionState::Superseded, _) => {}
+            (SessionState::Closed, _) => self.counters.stale_events += 1,
+            (SessionState::Ready | SessionState::Pending, None) => {
+                unreachable!("an owner is bound to its node")
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use iop_proto::reason::Reason;
 use super::notice::HealthSource;
 use super::overlay::Outcome;
 
-/// Numbers since start; each only grows.
+/// Numbers since start; each only grows, but for `nodes_outdated`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
     /// Requests submitted by shards.
@@ -52,6 +52,17 @@ pub struct Counters {
     pub activations: u64,
     pub fences: u64,
     pub superseded_pending: u64,
+    /// Configurations taken since the first. Refreshes sent; answered by what; not answered in time.
+    pub reloads: u64,
+    pub refreshes_sent: u64,
+    pub refreshes_applied: u64,
+    pub refreshes_restart_required: u64,
+    pub refreshes_failed: u64,
+    pub refreshes_unanswered: u64,
+    /// Connected nodes that do not have the newest configuration, now.
+    pub nodes_outdated: u64,
+    /// Ready nodes drained by the Edge: certificate's end, operator.
+    pub node_drains: u64,
     /// Notices made, and those dropped because nobody took them.
     pub notices_connected: u64,
     pub notices_disconnected: u64,
@@ -92,6 +103,14 @@ impl Default for Counters {
             activations: 0,
             fences: 0,
             superseded_pending: 0,
+            reloads: 0,
+            refreshes_sent: 0,
+            refreshes_applied: 0,
+            refreshes_restart_required: 0,
+            refreshes_failed: 0,
+            refreshes_unanswered: 0,
+            nodes_outdated: 0,
+            node_drains: 0,
             notices_connected: 0,
             notices_disconnected: 0,
             notices_dropped: 0,

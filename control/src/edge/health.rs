@@ -9,6 +9,7 @@ use iop_proto::domain::HealthEvidence;
 use iop_proto::ids::{ClientRef, Now, ProviderIndex, RunRef};
 
 use super::command::Row;
+use super::lease::Lease;
 use super::notice::{HealthNotice, HealthSource};
 use super::overlay::Outcome;
 use super::{Control, Timer};
@@ -36,10 +37,7 @@ impl Control {
     ) {
         let (handoff, decided) = match self.leases.get_mut(run).copied() {
             None => (None, None),
-            Some(lease) => {
-                let is_current = self.resources.is_current(lease.provider, lease.generation);
-                self.judge(now, lease.provider, is_current, evidence)
-            }
+            Some(lease) => self.judge(now, &lease, evidence),
         };
         let Some((_, returned)) = self.finish(run) else {
             return; // reported before: whoever waited has been told
@@ -58,10 +56,11 @@ impl Control {
     fn judge(
         &mut self,
         now: Now,
-        provider: ProviderIndex,
-        is_current: bool,
+        lease: &Lease,
         evidence: Evidence,
     ) -> (Option<Handoff>, Option<Decided>) {
+        let provider = lease.provider;
+        let is_current = self.resources.is_current(provider, lease.generation);
         let decided = |health, outcome, fault| Decided {
             provider,
             source: HealthSource::Stall,
@@ -74,8 +73,14 @@ impl Control {
             Evidence::Rejected(fault) => rejected(fault),
             Evidence::Valid { .. } if !is_current => rejected(EvidenceFault::NotCurrent),
             Evidence::Valid { health, seq } => {
-                let outcome = self.resources.record_mut(provider).stall(health, seq);
-                if outcome == Outcome::Lowered {
+                let bindings = self.resources.bindings_mut(provider);
+                let is_present = bindings.present() == lease.binding;
+                // The lease's own binding, whatever the provider is bound to now. `[S-58]`
+                let Some(record) = bindings.record_of(lease.binding) else {
+                    return rejected(EvidenceFault::NotCurrent);
+                };
+                let outcome = record.stall(health, seq);
+                if outcome == Outcome::Lowered && is_present {
                     self.offer(provider);
                     self.probe_later(now, provider);
                 }
@@ -95,12 +100,15 @@ impl Control {
             Probed::Unknown => (Some(HealthEvidence::Unknown), Outcome::Unchanged, None),
             Probed::Available { seq } => {
                 let health = Some(HealthEvidence::Available);
-                if !self.resources.is_current(provider, row.generation) {
+                let present = self.resources.get(provider).bindings.present();
+                let is_current = self.resources.is_current(provider, row.generation);
+                if !is_current || row.binding != Some(present) {
                     (health, Outcome::Rejected, Some(EvidenceFault::NotCurrent))
                 } else if !self.is_unambiguous(provider) {
                     (health, Outcome::Rejected, Some(EvidenceFault::Ambiguous))
                 } else {
-                    let outcome = self.resources.record_mut(provider).found(seq);
+                    let bindings = self.resources.bindings_mut(provider);
+                    let outcome = bindings.record_mut().found(seq);
                     (health, outcome, None)
                 }
             }
@@ -151,9 +159,12 @@ impl Control {
         match timer {
             Timer::Command(command) => self.command_over(now, command, out),
             Timer::Probe(provider) => self.probe_due(now, provider, out),
-            Timer::Wait(_) | Timer::Begin(_) | Timer::Close(_) | Timer::Beat(_) => {
-                unreachable!("fired elsewhere")
-            }
+            Timer::Wait(_)
+            | Timer::Begin(_)
+            | Timer::Close(_)
+            | Timer::Refresh(_)
+            | Timer::Drain(_)
+            | Timer::Beat(_) => unreachable!("fired elsewhere"),
         }
     }
 }

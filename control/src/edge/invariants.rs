@@ -8,6 +8,8 @@
 use core::fmt;
 use std::collections::BTreeSet;
 
+use iop_proto::ids::NodeIndex;
+
 use super::class::Class;
 use super::lease::Phase;
 use super::probe::Probe;
@@ -115,9 +117,7 @@ impl Control {
     fn check_resources(&self) -> Result<(), Violation> {
         for (provider, resource) in self.resources.all() {
             let load = resource.load;
-            let fits = load.in_flight <= resource.capacity
-                && load.long <= resource.long_capacity.min(load.in_flight)
-                && load.count_tokens <= resource.count_tokens_max().min(load.in_flight);
+            let fits = resource.is_within_bounds();
             holds!("I2.8", fits, "{provider:?} is over its bounds: {load:?}");
             let is_empty = resource.live != Live::Offline || load.in_flight == 0;
             holds!(
@@ -133,7 +133,7 @@ impl Control {
     /// overlay, and for nothing else.
     fn check_health(&self) -> Result<(), Violation> {
         for (provider, resource) in self.resources.all() {
-            let record = resource.record;
+            let record = *resource.bindings.record();
             let is_live = resource.live != Live::Offline;
             holds!(
                 "I2.1",
@@ -321,6 +321,19 @@ impl Control {
             holds!("index", is_set, "{provider:?} is never asked about");
         }
         expected += self.commands.deadlines().count();
+        for (row, tenure) in self.tenures.iter().enumerate() {
+            let Some(node) = NodeIndex::new(row) else {
+                continue;
+            };
+            let (refresh, drain) = tenure.deadlines();
+            let timers = [(refresh, Timer::Refresh(node)), (drain, Timer::Drain(node))];
+            for (at, timer) in timers {
+                let Some(at) = at else { continue };
+                expected += 1;
+                let is_set = self.timers.contains(at, timer);
+                holds!("index", is_set, "{timer:?} is never due");
+            }
+        }
         for (shard, due) in self.pulse.shards() {
             expected += 1;
             let is_set = self.timers.contains(due, Timer::Beat(shard));

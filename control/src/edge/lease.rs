@@ -9,6 +9,7 @@ use iop_proto::ids::{Generation, Now, ProviderIndex, RunRef, ShardIndex};
 use iop_proto::limits::{RUNS_PER_SHARD_MAX, SELECTED_MS};
 use iop_proto::reason::Reason;
 
+use super::overlay::BindingId;
 use super::queue::Place;
 use crate::slab::Slab;
 
@@ -27,10 +28,9 @@ pub(crate) enum Phase {
 pub(crate) struct Lease {
     pub(crate) provider: ProviderIndex,
     pub(crate) generation: Generation,
+    pub(crate) binding: BindingId,
     /// Age, model and class of the request: its place in the queue, should it come back.
     pub(crate) place: Place,
-    /// Position of the provider among the model's candidates.
-    pub(crate) candidate: usize,
     /// End of the request's queue wait.
     pub(crate) deadline: Now,
     pub(crate) body_bytes: u32,

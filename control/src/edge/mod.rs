@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `registry` | who owns a node id: judgements only |
 //! | `connection` | what registration, ready and close do to everything else |
+//! | `tenure` | what a node holds of its configuration, and its drain |
+//! | `reload` | another configuration in the place of the present one |
 //! | `resource` | what a provider can take |
 //! | `queue` | who waits, and who of them could go |
 //! | `lease` | granted runs and their slots |
@@ -21,10 +23,9 @@
 //! `EFFECTS_PER_STEP_MAX` effects a step.
 use std::sync::Arc;
 
-use iop_proto::ids::{NodeIndex, Now, ProviderIndex, RunRef, SessionRef, ShardIndex};
+use iop_proto::ids::{NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef, ShardIndex};
 use iop_proto::limits::{COMMAND_MS, EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
 use iop_proto::limits::{MODELS_MAX, NODES_MAX, PROVIDERS_MAX, SHARDS_MAX};
-use iop_proto::reason::Reason;
 
 use crate::names::Names;
 use crate::step::{CommandId, Effect, Event, Out};
@@ -46,9 +47,11 @@ mod probe;
 mod pulse;
 mod queue;
 mod registry;
+mod reload;
 mod request;
 mod resource;
 mod snapshot;
+mod tenure;
 
 pub use command::{CommandEnd, CommandRefusal};
 pub use counters::Counters;
@@ -58,6 +61,7 @@ pub use overlay::Outcome;
 pub use registry::{Owner, SessionState};
 pub use snapshot::{EdgeSnapshot, Health, ModelSnapshot, NodeSnapshot, ProviderSnapshot};
 pub use snapshot::{Snapshot, Status};
+pub use tenure::RefreshState;
 
 use class::Class;
 use command::Commands;
@@ -68,6 +72,7 @@ use pulse::{Due, Pulse};
 use queue::{Place, Queue};
 use registry::Registry;
 use resource::Resources;
+use tenure::Tenure;
 
 /// What a deadline is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +83,10 @@ enum Timer {
     Begin(RunRef),
     /// A connection that owns nothing is closed.
     Close(SessionRef),
+    /// A refresh of the node's configuration is due, or the answer to one.
+    Refresh(NodeIndex),
+    /// The end of the node's drain.
+    Drain(NodeIndex),
     /// A shard's next ping, or its answer to the last.
     Beat(ShardIndex),
     /// End of the wait for a command's answer.
@@ -117,6 +126,9 @@ pub struct Control {
     resources: Resources,
     queue: Queue,
     leases: Leases,
+    /// By node.
+    tenures: Vec<Tenure>,
+    next_refresh: RefreshId,
     timers: Timers<Timer>,
     pulse: Pulse,
     commands: Commands,
@@ -165,6 +177,8 @@ impl Control {
             resources: Resources::new(&names),
             queue: Queue::new(&names),
             leases: Leases::new(shards),
+            tenures: names.nodes.iter().map(|_| Tenure::default()).collect(),
+            next_refresh: RefreshId::FIRST,
             timers: Timers::default(),
             pulse: Pulse::new(shards, now),
             commands: Commands::new(names.nodes.len(), tuning.command_ms),
@@ -203,6 +217,12 @@ impl Control {
             } => self.ready(now, session, reply_to, claimed, out),
             Event::Closed { session, cause } => self.closed(now, session, cause),
             Event::GoAway { session } => self.go_away(session, out),
+            Event::Expired { session } => self.expired(now, session, out),
+            Event::Refreshed {
+                session,
+                refresh,
+                status,
+            } => self.refreshed(now, session, refresh, status),
             Event::Submit {
                 client,
                 model,
@@ -253,6 +273,10 @@ impl Control {
 
     fn begin(&mut self, now: Now, out: &Out) {
         assert!(out.is_empty(), "effects of the last step were not drained");
+        self.advance(now);
+    }
+
+    fn advance(&mut self, now: Now) {
         assert!(self.last <= now, "time ran backwards");
         self.last = now;
     }
@@ -276,11 +300,12 @@ impl Control {
             Timer::Wait(place) => self.wait_over(place, out),
             Timer::Begin(run) => self.begin_over(run, out),
             Timer::Close(session) => {
-                if self.registry.close_due(session) {
-                    let cause = self.orphan_cause(session);
+                if let Some(cause) = self.registry.close_due(session) {
                     out.push(Effect::Close { session, cause });
                 }
             }
+            Timer::Refresh(node) => self.refresh_due(now, node, out),
+            Timer::Drain(node) => self.drain_due(now, node, out),
             Timer::Beat(shard) => {
                 let (due, next) = self.pulse.due(shard, now);
                 self.timers.set(next, Timer::Beat(shard));
@@ -293,17 +318,6 @@ impl Control {
                 }
             }
             Timer::Command(_) | Timer::Probe(_) => self.fire_health(now, timer, out),
-        }
-    }
-
-    fn orphan_cause(&self, session: SessionRef) -> Reason {
-        match self.registry.state(session) {
-            SessionState::Superseded => Reason::Superseded,
-            SessionState::Identified
-            | SessionState::Unbound
-            | SessionState::Pending
-            | SessionState::Ready
-            | SessionState::Closed => Reason::NotRegistered,
         }
     }
 
@@ -320,6 +334,12 @@ impl Control {
     /// Tells the queue what the provider has room for now.
     fn offer(&mut self, provider: ProviderIndex) {
         self.queue.set_open(provider, self.resources.open(provider));
+    }
+
+    fn offer_node(&mut self, node: NodeIndex) {
+        for entry in 0..self.resources.of_node(node).len() {
+            self.offer(self.resources.of_node(node)[entry]);
+        }
     }
 
     /// The earliest instant at which `tick` has something to do; it may have passed.

@@ -12,9 +12,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::ids::{ClientRef, ModelIndex, SlotGeneration};
+use iop_proto::reason::Reason;
 
 use super::*;
-use crate::names::{ModelName, NodeName, ProviderName, QueueLimits};
+use crate::names::{
+    AdapterName, Gone, ModelName, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
+};
 use crate::step::Ending;
 
 mod print;
@@ -171,21 +174,30 @@ fn names() -> Names {
         long_threshold_bytes: 1_000,
         created: 0,
     };
+    let adapters = vec![AdapterName {
+        name: "a".into(),
+        kind: ProviderKind::OpenAiCompat,
+        profile: Vec::new(),
+    }];
+    let bytes = Vec::new();
+    let payload = Arc::new(NodePayload { bytes, adapters });
     Names {
         nodes: (0..2)
             .map(|row| NodeName {
                 id: format!("n{row}"),
                 certificate_name: format!("n{row}"),
-                config_payload: Vec::new(),
+                config_payload: Arc::clone(&payload),
             })
             .collect(),
-        providers: (0..2).map(provider).collect(),
+        providers: (0..2).map(|row| Arc::new(provider(row))).collect(),
         models: vec![model(0, &[0, 1]), model(1, &[0])],
         queue: QueueLimits {
             waiters_max: 2,
             waiting_bytes_max: 1_000,
             wait_ms: 30_000,
         },
+        waits: Waits::default(),
+        gone: Gone::default(),
     }
 }
 
@@ -669,6 +681,8 @@ impl State {
             Effect::Handoff { .. }
             | Effect::Command { .. }
             | Effect::Ping { .. }
+            | Effect::Refresh { .. }
+            | Effect::Configure { .. }
             | Effect::Drain { .. }
             | Effect::Stop { .. } => {
                 unreachable!("nobody asked for it")

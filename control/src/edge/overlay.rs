@@ -3,10 +3,16 @@
 //! A sequence number is drawn by the node in the step in which the evidence is decided, so a higher
 //! one is newer evidence, whatever order it arrives in. `[A-22]`
 //!
-//! Lives on: control, in the provider's row. Bound: two numbers.
+//! Lives on: control, in the provider's row. Bound: two numbers a binding, `BINDINGS_EARLIER_MAX`
+//! bindings beside the present one.
 use core::num::NonZeroU64;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use iop_proto::domain::HealthEvidence;
+use iop_proto::limits::BINDINGS_EARLIER_MAX;
+
+use crate::names::ProviderName;
 
 /// What a piece of evidence has come to. `[R-170]` `[A-23]` `[A-24]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +107,99 @@ impl Record {
             None => Outcome::Marked,
             Some(_) => Outcome::Cleared,
         }
+    }
+}
+
+/// Names one binding of a provider within a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BindingId(u32);
+
+#[derive(Clone, Debug)]
+struct Binding {
+    id: BindingId,
+    /// As it was configured: adapter and target are what counts.
+    name: Arc<ProviderName>,
+    record: Record,
+}
+
+/// Records of a provider's bindings, one per (adapter, target) that it has had within its generation:
+/// a lease's evidence acts on its own, selection looks at the present one, and one that comes back
+/// finds its old record. `[S-58]`
+#[derive(Clone, Debug)]
+pub(crate) struct Bindings {
+    present: Binding,
+    /// The oldest first, at most `BINDINGS_EARLIER_MAX`.
+    earlier: VecDeque<Binding>,
+    next: u32,
+}
+
+impl Bindings {
+    pub(crate) fn new(name: &Arc<ProviderName>) -> Self {
+        Self {
+            present: Binding {
+                id: BindingId(0),
+                name: Arc::clone(name),
+                record: Record::default(),
+            },
+            earlier: VecDeque::new(),
+            next: 1,
+        }
+    }
+
+    pub(crate) const fn present(&self) -> BindingId {
+        self.present.id
+    }
+
+    /// Of the present binding.
+    pub(crate) const fn record(&self) -> &Record {
+        &self.present.record
+    }
+
+    pub(crate) const fn record_mut(&mut self) -> &mut Record {
+        &mut self.present.record
+    }
+
+    /// Of one binding; `None`: it was forgotten.
+    pub(crate) fn record_of(&mut self, id: BindingId) -> Option<&mut Record> {
+        if self.present.id == id {
+            return Some(&mut self.present.record);
+        }
+        let earlier = self.earlier.iter_mut().find(|known| known.id == id);
+        earlier.map(|known| &mut known.record)
+    }
+
+    /// A generation begins or ends: nothing is known of any binding.
+    pub(crate) fn renew(&mut self) {
+        self.earlier.clear();
+        self.present.record = Record::default();
+    }
+
+    /// The provider is configured so from here on.
+    pub(crate) fn bind(&mut self, name: &Arc<ProviderName>) {
+        let is_same = |known: &Binding| {
+            (&known.name.adapter, &known.name.target) == (&name.adapter, &name.target)
+        };
+        if is_same(&self.present) {
+            self.present.name = Arc::clone(name);
+            return;
+        }
+        let known = self.earlier.iter().position(is_same);
+        let fresh = match known.and_then(|at| self.earlier.remove(at)) {
+            Some(known) => known,
+            None => {
+                self.next = self.next.wrapping_add(1);
+                Binding {
+                    id: BindingId(self.next),
+                    name: Arc::clone(name),
+                    record: Record::default(),
+                }
+            }
+        };
+        if self.earlier.len() == BINDINGS_EARLIER_MAX {
+            self.earlier.pop_front();
+        }
+        let before = core::mem::replace(&mut self.present, fresh);
+        self.earlier.push_back(before);
     }
 }
 

@@ -51,6 +51,12 @@ impl Prober {
         }
     }
 
+    /// Rows for what a reload has added.
+    pub(crate) fn grow(&mut self, providers: usize, nodes: usize) {
+        self.probes.resize(providers, Probe::Idle);
+        self.asked.resize(nodes, None);
+    }
+
     pub(crate) fn get(&self, provider: ProviderIndex) -> Probe {
         self.probes[provider.row()]
     }
@@ -92,6 +98,18 @@ impl Control {
             self.timers.cancel(at, Timer::Probe(provider));
         }
         self.prober.set(provider, Probe::Idle);
+    }
+
+    /// Asks about the provider exactly if its present binding is overlaid: it may be another since a
+    /// reload.
+    pub(super) fn probe_as_bound(&mut self, now: Now, provider: ProviderIndex) {
+        let is_lowered = self.resources.get(provider).bindings.record().is_lowered();
+        let is_probed = self.prober.get(provider) != Probe::Idle;
+        if is_lowered && !is_probed {
+            self.probe_later(now, provider);
+        } else if !is_lowered && is_probed {
+            self.stop_probe(provider);
+        }
     }
 
     pub(super) fn stop_probes(&mut self, node: NodeIndex) {

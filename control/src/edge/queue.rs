@@ -49,7 +49,8 @@ pub(crate) struct Waiter {
     pub(crate) body_bytes: u32,
 }
 
-/// A provider that a model names, enabled in the configuration.
+/// A provider that a model names, enabled in the configuration; or one that it named before a reload,
+/// which serves nothing and stays while granted runs of it may come back.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) provider: ProviderIndex,
@@ -92,30 +93,8 @@ struct Group {
 
 impl Group {
     fn new(names: &Names, providers: &[ProviderIndex]) -> Self {
-        let mut candidates: Vec<Candidate> = Vec::new();
-        for &provider in providers {
-            let name = names.provider(provider);
-            // Named twice is one candidate. `[R-271]`
-            let is_known = candidates.iter().any(|known| known.provider == provider);
-            if !name.enabled || is_known {
-                continue;
-            }
-            let classes = Class::all()
-                .filter(|class| name.operations.contains(class.operation()))
-                .filter(|class| !class.is_long() || name.long_capacity > 0)
-                .fold(0, |bits, class| bits | 1 << class.row());
-            candidates.push(Candidate {
-                provider,
-                classes,
-                selected: 0,
-            });
-        }
-        assert!(
-            candidates.len() <= PROVIDERS_PER_MODEL_MAX as usize,
-            "names were not checked"
-        );
         Self {
-            candidates,
+            candidates: candidates(names, providers),
             lines: Default::default(),
             queued: 0,
             long_queued: 0,
@@ -124,6 +103,44 @@ impl Group {
             service_ms: 0,
         }
     }
+
+    /// Takes the candidates of another configuration. No line may be shown.
+    fn configure(&mut self, names: &Names, providers: &[ProviderIndex]) {
+        let before = core::mem::replace(&mut self.candidates, candidates(names, providers));
+        for old in before.into_iter().filter(|old| old.selected > 0) {
+            let now = &mut self.candidates;
+            match now.iter_mut().find(|new| new.provider == old.provider) {
+                Some(new) => new.selected = old.selected,
+                None => now.push(Candidate { classes: 0, ..old }),
+            }
+        }
+    }
+}
+
+fn candidates(names: &Names, providers: &[ProviderIndex]) -> Vec<Candidate> {
+    let mut candidates: Vec<Candidate> = Vec::new();
+    for &provider in providers {
+        let name = names.provider(provider);
+        // Named twice is one candidate. `[R-271]`
+        let is_known = candidates.iter().any(|known| known.provider == provider);
+        if !name.enabled || is_known {
+            continue;
+        }
+        let classes = Class::all()
+            .filter(|class| name.operations.contains(class.operation()))
+            .filter(|class| !class.is_long() || name.long_capacity > 0)
+            .fold(0, |bits, class| bits | 1 << class.row());
+        candidates.push(Candidate {
+            provider,
+            classes,
+            selected: 0,
+        });
+    }
+    assert!(
+        candidates.len() <= PROVIDERS_PER_MODEL_MAX as usize,
+        "names were not checked"
+    );
+    candidates
 }
 
 /// What one provider could serve, and the oldest of it that it has room for.
@@ -169,26 +186,78 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(names: &Names) -> Self {
-        let groups: Vec<_> = names
-            .models
-            .iter()
-            .map(|model| Group::new(names, &model.providers))
-            .collect();
-        let mut groups_of = vec![Vec::new(); names.providers.len()];
-        for (row, group) in groups.iter().enumerate() {
-            let model = ModelIndex::new(row).expect("models are at most MODELS_MAX");
-            for (position, candidate) in group.candidates.iter().enumerate() {
-                groups_of[candidate.provider.row()].push((model, position));
-            }
-        }
-        Self {
-            groups,
-            seats: names.providers.iter().map(|_| Seat::default()).collect(),
+        let mut queue = Self {
+            groups: Vec::with_capacity(names.models.len()),
+            seats: Vec::with_capacity(names.providers.len()),
             ready: BTreeSet::new(),
             clients: BTreeMap::new(),
             next_age: 0,
-            groups_of,
+            groups_of: Vec::new(),
+        };
+        queue.configure(names);
+        queue
+    }
+
+    /// Takes the models and candidates of another configuration; who waits keeps their place. The
+    /// caller offers every provider's room anew. O(models and their candidates).
+    pub(crate) fn configure(&mut self, names: &Names) {
+        self.seats.resize_with(names.providers.len(), Seat::default);
+        for (row, model) in names.models.iter().enumerate() {
+            if row == self.groups.len() {
+                self.groups.push(Group::new(names, &model.providers));
+                continue;
+            }
+            self.hide_all(row);
+            self.groups[row].configure(names, &model.providers);
         }
+        self.groups_of = vec![Vec::new(); names.providers.len()];
+        for model in self.models() {
+            for (position, candidate) in self.groups[model.row()].candidates.iter().enumerate() {
+                self.groups_of[candidate.provider.row()].push((model, position));
+            }
+            self.show_all(model);
+        }
+    }
+
+    /// Takes a model's heads from the seats of its candidates.
+    fn hide_all(&mut self, row: usize) {
+        let Self {
+            groups,
+            seats,
+            ready,
+            ..
+        } = self;
+        let group = &mut groups[row];
+        let model = ModelIndex::new(row).expect("models are at most MODELS_MAX");
+        for class in Class::all() {
+            let Some(age) = group.lines[class.row()].shown.take() else {
+                continue;
+            };
+            for candidate in group.candidates.iter().filter(|c| c.serves(class)) {
+                let seat = &mut seats[candidate.provider.row()];
+                seat.heads[class.kind().row()].remove(&Place { age, model, class });
+                seat.refresh(candidate.provider, ready);
+            }
+        }
+    }
+
+    /// Who waits although no candidate is configured for them.
+    pub(crate) fn stranded(&self) -> Vec<Place> {
+        let lines = self.models().flat_map(|model| {
+            let candidates = &self.groups[model.row()].candidates;
+            Class::all()
+                .filter(move |&class| !candidates.iter().any(|c| c.serves(class)))
+                .map(move |class| (model, class))
+        });
+        let places = lines.flat_map(|(model, class)| self.line(model, class));
+        places.map(|(place, _)| place).collect()
+    }
+
+    /// Gives a waiter another end of its wait; hands back the one it had.
+    pub(crate) fn set_deadline(&mut self, place: Place, deadline: Now) -> Option<Now> {
+        let line = &mut self.groups[place.model.row()].lines[place.class.row()];
+        let waiter = line.waiters.get_mut(&place.age)?;
+        Some(core::mem::replace(&mut waiter.deadline, deadline))
     }
 
     /// The place of a request that is submitted now: younger than all before.
@@ -202,8 +271,16 @@ impl Queue {
         &self.groups[model.row()].candidates
     }
 
-    pub(crate) fn candidate_mut(&mut self, model: ModelIndex, position: usize) -> &mut Candidate {
-        &mut self.groups[model.row()].candidates[position]
+    /// The model's runs granted to `provider` whose request is not known to have begun.
+    ///
+    /// # Panics
+    /// When the provider is none of the model's candidates.
+    pub(crate) fn selected_mut(&mut self, model: ModelIndex, provider: ProviderIndex) -> &mut u32 {
+        let candidates = &mut self.groups[model.row()].candidates;
+        let candidate = candidates.iter_mut().find(|c| c.provider == provider);
+        &mut candidate
+            .expect("a candidate stays while its runs may come back")
+            .selected
     }
 
     /// The configuration has a provider for it, live or not. `[D-11]`

@@ -55,8 +55,8 @@ struct Session {
     /// Of the latest connection seen in this slot.
     generation: Option<SlotGeneration>,
     row: Row,
-    /// Closed then unless it owns a node by then. `[A-05]` `[D-60]`
-    close_at: Option<Now>,
+    /// Closed then, and why, unless it owns a node by then. `[A-05]` `[D-60]`
+    close_at: Option<(Now, Reason)>,
 }
 
 impl Session {
@@ -128,6 +128,11 @@ impl Registry {
             owners: vec![None; nodes],
             next: Some(Generation::FIRST),
         }
+    }
+
+    /// Rows for nodes that a reload has added.
+    pub(crate) fn grow(&mut self, nodes: usize) {
+        self.owners.resize(nodes, None);
     }
 
     pub(crate) fn owner(&self, node: NodeIndex) -> Option<Owner> {
@@ -281,7 +286,7 @@ impl Registry {
             generation,
             is_ready: false,
         });
-        seat.close_at.take()
+        seat.close_at.take().map(|(at, _)| at)
     }
 
     /// Rows 8 and 9. Changes nothing; `activate` makes the transition.
@@ -322,22 +327,22 @@ impl Registry {
         self.owners[node.row()] = None;
     }
 
-    /// When a connection that owns nothing is to be closed; kept if one was set before.
-    pub(crate) fn close_at(&mut self, session: SessionRef, at: Now) -> bool {
+    /// When a connection that owns nothing is to be closed, and why; kept if one was set before.
+    pub(crate) fn close_at(&mut self, session: SessionRef, at: Now, cause: Reason) -> bool {
         let Some(seat) = self.open(session) else {
             return false;
         };
         if seat.close_at.is_some() {
             return false;
         }
-        seat.close_at = Some(at);
+        seat.close_at = Some((at, cause));
         true
     }
 
-    /// The close that was set is due: whether there is still something to close.
-    pub(crate) fn close_due(&mut self, session: SessionRef) -> bool {
-        self.open(session)
-            .is_some_and(|seat| seat.close_at.take().is_some())
+    /// The close that was set is due: why, if there is still something to close.
+    pub(crate) fn close_due(&mut self, session: SessionRef) -> Option<Reason> {
+        let (_, cause) = self.open(session)?.close_at.take()?;
+        Some(cause)
     }
 
     /// Rows 12, 13 and 17. `owner`, if any, still owns the node: `disown` it with what it owned.
@@ -347,7 +352,7 @@ impl Registry {
             return (Closing::Stale, None);
         };
         let row = core::mem::replace(&mut seat.row, Row::Closed);
-        let close_at = seat.close_at.take();
+        let close_at = seat.close_at.take().map(|(at, _)| at);
         let closing = match row {
             Row::Closed | Row::Identified | Row::Unbound { .. } => Closing::NoOwner,
             Row::Bound { node, .. } => {
@@ -386,7 +391,7 @@ impl Registry {
                     Some(OpenSession {
                         session,
                         bound,
-                        close_at: seat.close_at,
+                        close_at: seat.close_at.map(|(at, _)| at),
                     })
                 })
             })

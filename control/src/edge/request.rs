@@ -26,8 +26,8 @@ impl Control {
             deadline: now.after_ms(limits.wait_ms),
             body_bytes,
         };
-        if !self.queue.is_served(place) {
-            self.refuse(client, place.model, Reason::NoProviderConfigured, out);
+        if let Some(reason) = self.unserved(place) {
+            self.refuse(client, place.model, reason, out);
         } else if let Some(candidate) = self.passes(place) {
             self.grant(now, place, waiter, candidate, out);
         } else if self.queue.has_room(place.model, body_bytes, limits) {
@@ -36,6 +36,17 @@ impl Control {
         } else {
             self.refuse(client, place.model, Reason::QueueFull, out);
         }
+    }
+
+    /// Why nobody in the configuration could ever serve it, if so. `[D-11]`
+    fn unserved(&self, place: Place) -> Option<Reason> {
+        if !self.names.has_model(place.model) {
+            return Some(Reason::ModelUnknown);
+        }
+        if !self.queue.is_served(place) {
+            return Some(Reason::NoProviderConfigured);
+        }
+        None
     }
 
     /// The candidate of a new request that need not wait.
@@ -91,8 +102,8 @@ impl Control {
         let lease = Lease {
             provider,
             generation: owner.generation,
+            binding: self.resources.get(provider).bindings.present(),
             place,
-            candidate,
             deadline: waiter.deadline,
             body_bytes: waiter.body_bytes,
             granted: now,
@@ -103,7 +114,7 @@ impl Control {
             return;
         };
         self.resources.take(provider, place.class);
-        self.queue.candidate_mut(place.model, candidate).selected += 1;
+        *self.queue.selected_mut(place.model, provider) += 1;
         self.offer(provider);
         self.timers.set(lease.begin_by(), Timer::Begin(run));
         self.counters.grants += 1;
@@ -143,10 +154,12 @@ impl Control {
         }
     }
 
-    /// Queue wait is over. `[S-18]`
+    /// Queue wait is over, because its time has passed or a reload left it without candidate.
+    /// `[S-18]` `[S-61]`
     pub(super) fn wait_over(&mut self, place: Place, out: &mut Out) {
         if let Some(waiter) = self.queue.leave(place) {
-            self.refuse(waiter.client, place.model, Reason::QueueTimeout, out);
+            let reason = self.unserved(place).unwrap_or(Reason::QueueTimeout);
+            self.refuse(waiter.client, place.model, reason, out);
         }
     }
 
@@ -171,11 +184,8 @@ impl Control {
     fn decide(&mut self, lease: &Lease) {
         let model = lease.place.model;
         if self.resources.is_current(lease.provider, lease.generation) {
-            let candidate = self.queue.candidate_mut(model, lease.candidate);
-            candidate.selected = candidate
-                .selected
-                .checked_sub(1)
-                .expect("each run is decided once");
+            let selected = self.queue.selected_mut(model, lease.provider);
+            *selected = selected.checked_sub(1).expect("each run is decided once");
         } else {
             self.queue.unhold(model);
         }
@@ -219,6 +229,9 @@ impl Control {
                 let mut place = lease.place;
                 if cfg!(iop_break = "requeue_at_tail") {
                     place = self.queue.new_place(place.model, place.class);
+                }
+                if let Some(reason) = self.unserved(place) {
+                    return self.refuse(client, place.model, reason, out);
                 }
                 self.counters.queue_returns += 1;
                 let waiter = Waiter {
@@ -270,6 +283,7 @@ impl Control {
         let returned = self
             .resources
             .release(lease.provider, lease.generation, class);
+        self.note_return(lease.provider);
         self.offer(lease.provider);
         Some((lease, returned))
     }

@@ -8,7 +8,7 @@
 use iop_proto::ids::{Generation, NodeIndex, ProviderIndex};
 
 use super::class::{Class, Kind, Kinds};
-use super::overlay::Record;
+use super::overlay::Bindings;
 use super::queue::Candidate;
 use crate::names::Names;
 
@@ -53,12 +53,16 @@ pub(crate) enum Live {
 pub(crate) struct Resource {
     pub(crate) node: NodeIndex,
     enabled: bool,
+    /// The node holds a configuration that has what the provider's requests ask it for.
+    applied: bool,
     pub(crate) capacity: u32,
     pub(crate) long_capacity: u32,
     pub(crate) live: Live,
     pub(crate) load: Load,
-    /// What evidence of this generation has said of its binding. `[I2.1]`
-    pub(crate) record: Record,
+    /// What evidence of this generation has said, by binding. `[I2.1]`
+    pub(crate) bindings: Bindings,
+    /// Its load when the figures changed last: a lowered capacity is exceeded until leases end.
+    at_change: Load,
     /// Number of its latest grant among all grants; 0 = none yet.
     pub(crate) last_used: u64,
 }
@@ -73,7 +77,9 @@ impl Resource {
     pub(crate) fn is_candidate(&self) -> bool {
         match self.live {
             Live::Offline => false,
-            Live::Live { draining, .. } => self.enabled && !draining && !self.record.is_lowered(),
+            Live::Live { draining, .. } => {
+                self.enabled && self.applied && !draining && !self.bindings.record().is_lowered()
+            }
         }
     }
 
@@ -91,6 +97,15 @@ impl Resource {
             Live::Live { generation, .. } => Some(generation),
         }
     }
+
+    /// The load is within the figures, or still the one from before they were lowered. `[I2.8]`
+    pub(crate) fn is_within_bounds(&self) -> bool {
+        let (load, before) = (self.load, self.at_change);
+        load.in_flight <= self.capacity.max(before.in_flight)
+            && load.long <= self.long_capacity.max(before.long)
+            && load.count_tokens <= self.count_tokens_max().max(before.count_tokens)
+            && load.long.max(load.count_tokens) <= load.in_flight
+    }
 }
 
 #[derive(Debug)]
@@ -105,27 +120,43 @@ pub(crate) struct Resources {
 
 impl Resources {
     pub(crate) fn new(names: &Names) -> Self {
-        let mut of_node = vec![Vec::new(); names.nodes.len()];
-        let mut rows = Vec::with_capacity(names.providers.len());
+        let mut resources = Self {
+            rows: Vec::with_capacity(names.providers.len()),
+            of_node: Vec::new(),
+            taken: 0,
+            returned: 0,
+        };
+        resources.configure(names);
+        resources
+    }
+
+    /// Takes the figures of another configuration. Leases, liveness and what is held stay as they are;
+    /// a provider that is gone is a disabled one. `[states §2]`
+    pub(crate) fn configure(&mut self, names: &Names) {
+        self.of_node.resize(names.nodes.len(), Vec::new());
         for (row, provider) in names.providers.iter().enumerate() {
+            if let Some(known) = self.rows.get_mut(row) {
+                known.enabled = provider.enabled;
+                known.capacity = provider.capacity;
+                known.long_capacity = provider.long_capacity;
+                known.at_change = known.load;
+                known.bindings.bind(provider);
+                continue;
+            }
             let index = ProviderIndex::new(row).expect("providers are at most PROVIDERS_MAX");
-            of_node[provider.node.row()].push(index);
-            rows.push(Resource {
+            self.of_node[provider.node.row()].push(index);
+            self.rows.push(Resource {
                 node: provider.node,
                 enabled: provider.enabled,
+                applied: false,
                 capacity: provider.capacity,
                 long_capacity: provider.long_capacity,
                 live: Live::Offline,
                 load: Load::default(),
-                record: Record::default(),
+                bindings: Bindings::new(provider),
+                at_change: Load::default(),
                 last_used: 0,
             });
-        }
-        Self {
-            rows,
-            of_node,
-            taken: 0,
-            returned: 0,
         }
     }
 
@@ -133,9 +164,9 @@ impl Resources {
         &self.rows[provider.row()]
     }
 
-    /// Where evidence about the provider's binding is kept.
-    pub(crate) fn record_mut(&mut self, provider: ProviderIndex) -> &mut Record {
-        &mut self.rows[provider.row()].record
+    /// Where evidence about the provider's bindings is kept.
+    pub(crate) fn bindings_mut(&mut self, provider: ProviderIndex) -> &mut Bindings {
+        &mut self.rows[provider.row()].bindings
     }
 
     pub(crate) fn of_node(&self, node: NodeIndex) -> &[ProviderIndex] {
@@ -146,6 +177,12 @@ impl Resources {
         self.rows.iter().enumerate().filter_map(|(row, resource)| {
             ProviderIndex::new(row).map(|provider| (provider, resource))
         })
+    }
+
+    /// Leases held on one node's providers.
+    pub(crate) fn held_on(&self, node: NodeIndex) -> u32 {
+        let of_node = self.of_node(node).iter();
+        of_node.map(|&row| self.get(row).load.in_flight).sum()
     }
 
     /// Leases held now, over all providers.
@@ -185,11 +222,17 @@ impl Resources {
         best.map(|(position, _)| position)
     }
 
+    /// Whether the node holds what the provider's requests need.
+    pub(crate) fn set_applied(&mut self, provider: ProviderIndex, applied: bool) {
+        self.rows[provider.row()].applied = applied;
+    }
+
     /// Live under `generation` from here on, empty. `[R-041]` `[R-054]` `[R-285]`
     pub(crate) fn activate(&mut self, provider: ProviderIndex, generation: Generation) {
         let resource = &mut self.rows[provider.row()];
         resource.load = Load::default();
-        resource.record = Record::default();
+        resource.bindings.renew();
+        resource.at_change = Load::default();
         resource.live = Live::Live {
             generation,
             draining: false,
@@ -208,7 +251,7 @@ impl Resources {
     pub(crate) fn fence(&mut self, provider: ProviderIndex) -> u32 {
         let resource = &mut self.rows[provider.row()];
         let held = core::mem::take(&mut resource.load).in_flight;
-        resource.record = Record::default();
+        resource.bindings.renew();
         resource.live = Live::Offline;
         self.returned += u64::from(held);
         held

@@ -8,6 +8,7 @@ use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex};
 
 use super::Control;
 use super::resource::{Live, Load, Resource};
+use super::tenure::RefreshState;
 use crate::names::Names;
 
 /// Effective status of a provider. `[R-282]` `[A-46]`
@@ -77,8 +78,10 @@ pub struct NodeSnapshot {
     pub node: NodeIndex,
     /// Dispatch-ready. `[I1.3]`
     pub connected: bool,
-    /// Takes nothing new: it has announced that it closes.
+    /// Takes nothing new until its generation ends.
     pub draining: bool,
+    /// How far its configuration is behind the newest.
+    pub refresh: RefreshState,
     pub providers: Vec<ProviderSnapshot>,
 }
 
@@ -102,6 +105,8 @@ pub struct EdgeSnapshot {
     /// Run slots in use, those of ended generations included until their shard has reported.
     pub runs: u32,
     pub waiting: usize,
+    /// Configurations taken since the start.
+    pub reloads: u64,
 }
 
 /// One instant of the Edge.
@@ -120,6 +125,7 @@ impl Control {
     #[must_use]
     pub fn snapshot(&self, now: Now) -> Snapshot {
         let nodes = (0..self.names.nodes.len()).filter_map(NodeIndex::new);
+        let nodes = nodes.filter(|&node| self.names.has_node(node));
         Snapshot {
             at: now,
             names: Arc::clone(&self.names),
@@ -127,6 +133,7 @@ impl Control {
             models: self
                 .queue
                 .models()
+                .filter(|&model| self.names.has_model(model))
                 .map(|model| self.model_snapshot(model))
                 .collect(),
             edge: EdgeSnapshot {
@@ -135,6 +142,7 @@ impl Control {
                 leases_returned: self.resources.returned,
                 runs: self.leases.used(),
                 waiting: self.queue.waiting_total(),
+                reloads: self.counters.reloads,
             },
         }
     }
@@ -145,14 +153,11 @@ impl Control {
         NodeSnapshot {
             node,
             connected: owner.is_some_and(|owner| owner.is_ready),
-            draining: providers.iter().any(|&provider| {
-                matches!(
-                    self.resources.get(provider).live,
-                    Live::Live { draining: true, .. }
-                )
-            }),
+            draining: self.tenures[node.row()].is_draining(),
+            refresh: self.tenures[node.row()].state(),
             providers: providers
                 .iter()
+                .filter(|&&provider| self.names.has_provider(provider))
                 .map(|&provider| self.provider_snapshot(provider))
                 .collect(),
         }
@@ -165,7 +170,7 @@ impl Control {
         let resource: &Resource = self.resources.get(provider);
         let is_enabled = self.names.provider(provider).enabled;
         let is_live = resource.live != Live::Offline;
-        let is_lowered = resource.record.is_lowered();
+        let is_lowered = resource.bindings.record().is_lowered();
         let (status, health) = match (is_enabled, is_live) {
             (false, _) => (Status::Disabled, Health::Configured),
             (true, false) => (Status::Unavailable, Health::Offline),

@@ -7,10 +7,12 @@
 
 mod commands;
 mod dispatch;
+mod drain;
 mod health;
 mod queue;
 mod races;
 mod readiness;
+mod reload;
 mod rig;
 mod snapshot;
 mod transitions;

@@ -3,13 +3,15 @@ use core::num::NonZeroU64;
 use std::sync::Arc;
 
 use iop_control::edge::{Control, HealthNotice, NodeNotice, ProviderSnapshot};
-use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_control::names::{
+    AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
+};
 use iop_control::step::{
     CommandAnswer, CommandId, Effect, Ending, Event, Evidence, Handoff, Out, Probed,
 };
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
-use iop_proto::domain::{CommandKind, HealthEvidence};
-use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef};
+use iop_proto::domain::{CommandKind, HealthEvidence, RefreshStatus};
+use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, RunRef};
 use iop_proto::ids::{SessionRef, ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
 
@@ -48,6 +50,47 @@ pub(crate) fn client(slot: u32) -> ClientRef {
     }
 }
 
+/// Gives each node the configuration that its providers need.
+fn write_payloads(names: &mut Names) {
+    for row in 0..names.nodes.len() {
+        let of_node = names.providers.iter().filter(|p| p.node == node(row));
+        let mut adapters: Vec<_> = of_node
+            .map(|provider| AdapterName {
+                name: provider.adapter.clone(),
+                kind: provider.kind,
+                profile: provider.profile.clone(),
+            })
+            .collect();
+        adapters.dedup();
+        names.nodes[row].config_payload = Arc::new(NodePayload {
+            bytes: format!("{adapters:?}").into_bytes(),
+            adapters,
+        });
+    }
+}
+
+/// Takes a provider out of a file's table.
+pub(crate) fn drop_provider(names: &mut Names, row: usize) {
+    names.providers.remove(row);
+    for model in &mut names.models {
+        let kept = model.providers.iter().map(|p| p.row());
+        let kept = kept.filter(|&p| p != row);
+        model.providers = kept.map(|p| provider(p - usize::from(p > row))).collect();
+    }
+}
+
+/// Takes a node and its providers out of a file's table.
+pub(crate) fn drop_node(names: &mut Names, row: usize) {
+    while let Some(of_node) = names.providers.iter().position(|p| p.node == node(row)) {
+        drop_provider(names, of_node);
+    }
+    names.nodes.remove(row);
+    for provider in &mut names.providers {
+        let at = provider.node.row();
+        Arc::make_mut(provider).node = node(at - usize::from(at > row));
+    }
+}
+
 /// Builds a name table row by row.
 pub(crate) struct World(pub(crate) Names);
 
@@ -57,7 +100,7 @@ impl World {
         let nodes = (0..nodes).map(|row| NodeName {
             id: format!("n{row}"),
             certificate_name: format!("n{row}"),
-            config_payload: Vec::new(),
+            config_payload: Arc::default(),
         });
         Self(Names {
             nodes: nodes.collect(),
@@ -68,13 +111,15 @@ impl World {
                 waiting_bytes_max: 1 << 30,
                 wait_ms: 30_000,
             },
+            waits: Waits::default(),
+            gone: Gone::default(),
         })
     }
 
     /// A provider on a node; long requests as many as any.
     pub(crate) fn provider(mut self, on: usize, capacity: u32) -> Self {
         let row = self.0.providers.len();
-        self.0.providers.push(ProviderName {
+        self.0.providers.push(Arc::new(ProviderName {
             id: format!("pv{row}"),
             node: node(on),
             kind: ProviderKind::OpenAiCompat,
@@ -90,13 +135,13 @@ impl World {
             stall_timeout_ms: 0,
             timeout_s: 0,
             response_wait_ms: 315_000,
-        });
+        }));
         self
     }
 
     /// Changes the provider added last.
     pub(crate) fn but(mut self, change: impl FnOnce(&mut ProviderName)) -> Self {
-        change(self.0.providers.last_mut().unwrap());
+        change(Arc::make_mut(self.0.providers.last_mut().unwrap()));
         self
     }
 
@@ -117,9 +162,11 @@ impl World {
         self
     }
 
-    pub(crate) fn rig(self) -> Rig {
+    pub(crate) fn rig(mut self) -> Rig {
+        write_payloads(&mut self.0);
         Rig {
-            control: Control::new(Arc::new(self.0), 1, Now::default()),
+            control: Control::new(Arc::new(self.0.clone()), 1, Now::default()),
+            file: self.0,
             now: Now::default(),
             spares: Vec::new(),
             out: Out::default(),
@@ -134,6 +181,8 @@ pub(crate) fn small(capacity: u32) -> Rig {
 
 pub(crate) struct Rig {
     pub(crate) control: Control,
+    /// The configuration as its file has it.
+    file: Names,
     pub(crate) now: Now,
     /// Runs a test has put by.
     pub(crate) spares: Vec<RunRef>,
@@ -156,6 +205,17 @@ impl Rig {
             effects.extend(self.tick());
         }
         self.now = end;
+        effects
+    }
+
+    /// Changes the file and takes it; what follows at once.
+    pub(crate) fn reload(&mut self, change: impl FnOnce(&mut Names)) -> Vec<Effect> {
+        change(&mut self.file);
+        write_payloads(&mut self.file);
+        let names = self.control.names().succeed(&self.file).unwrap().names;
+        self.control.reload(self.now, Arc::new(names));
+        let mut effects = self.tick();
+        effects.extend(self.pass_ms(0));
         effects
     }
 
@@ -258,6 +318,13 @@ impl Rig {
         granted[0].1
     }
 
+    /// A run of model 0 that has begun.
+    pub(crate) fn begin_run(&mut self, slot: u32) -> RunRef {
+        let run = self.run(slot, 0);
+        self.begun(run);
+        run
+    }
+
     pub(crate) fn begun(&mut self, run: RunRef) {
         assert_eq!(self.step(Event::Begun { run }), []);
     }
@@ -322,6 +389,21 @@ impl Rig {
         self.control.take_health().collect()
     }
 
+    pub(crate) fn answer(
+        &mut self,
+        session: SessionRef,
+        refresh: RefreshId,
+        status: RefreshStatus,
+    ) -> Vec<Effect> {
+        let mut effects = self.step(Event::Refreshed {
+            session,
+            refresh,
+            status,
+        });
+        effects.extend(self.pass_ms(0));
+        effects
+    }
+
     pub(crate) fn back(&mut self, run: RunRef, slot: u32) -> Vec<Effect> {
         let client = Some(client(slot));
         self.step(Event::NotSent { run, client })
@@ -358,6 +440,26 @@ pub(crate) fn grants(effects: &[Effect]) -> Vec<(ClientRef, RunRef, SessionRef, 
         _ => None,
     };
     effects.iter().filter_map(grant).collect()
+}
+
+/// (session, refresh) of each push, in order.
+pub(crate) fn refreshes(effects: &[Effect]) -> Vec<(SessionRef, RefreshId)> {
+    let push = |effect: &Effect| match *effect {
+        Effect::Refresh {
+            session, refresh, ..
+        } => Some((session, refresh)),
+        _ => None,
+    };
+    effects.iter().filter_map(push).collect()
+}
+
+/// (session, cause) of each close, in order.
+pub(crate) fn closes(effects: &[Effect]) -> Vec<(SessionRef, Reason)> {
+    let close = |effect: &Effect| match *effect {
+        Effect::Close { session, cause } => Some((session, cause)),
+        _ => None,
+    };
+    effects.iter().filter_map(close).collect()
 }
 
 /// The clients granted, in order.

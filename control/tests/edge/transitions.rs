@@ -3,6 +3,7 @@
 //! Run with `IOP_BLESS=1` to write the text anew; then read it before it is committed.
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use iop_control::edge::SessionState;
 use iop_control::step::{Effect, Event};
@@ -10,7 +11,7 @@ use iop_proto::ids::{NodeIndex, SessionRef};
 use iop_proto::limits::REJECTED_READY_MS;
 use iop_proto::reason::Reason;
 
-use crate::rig::{Rig, World, node, session};
+use crate::rig::{Rig, World, drop_node, node, session};
 
 type Arrange = fn(&mut Rig);
 type Apply = fn(&mut Rig) -> Vec<Effect>;
@@ -56,7 +57,7 @@ const STATES: [(&str, Arrange); 9] = [
     }),
 ];
 
-const EVENTS: [(&str, Apply); 13] = [
+const EVENTS: [(&str, Apply); 17] = [
     ("register n0", |rig| {
         register(rig, Some(node(0)), Some(node(0)))
     }),
@@ -75,6 +76,22 @@ const EVENTS: [(&str, Apply); 13] = [
             session: session(1),
         })
     }),
+    ("certificate ends", |rig| {
+        let session = session(1);
+        let mut effects = rig.step(Event::Expired { session });
+        effects.extend(rig.pass_ms(0));
+        effects
+    }),
+    ("n0 is configured anew", |rig| {
+        rig.reload(|file| {
+            let provider = Arc::make_mut(&mut file.providers[0]);
+            provider.adapter = "b".into();
+        })
+    }),
+    ("n0 has another certificate", |rig| {
+        rig.reload(|file| file.nodes[0].certificate_name = "other".into())
+    }),
+    ("n0 is removed", |rig| rig.reload(|file| drop_node(file, 0))),
     ("claim by another", |rig| rig.register(session(3), 0)),
     ("close", |rig| closed(rig, Reason::PeerClosed)),
     ("heartbeat timeout", |rig| {
@@ -84,6 +101,15 @@ const EVENTS: [(&str, Apply); 13] = [
         closed(rig, Reason::EnvelopeWrongDirection)
     }),
     ("nothing for 5 s", |rig| rig.pass_ms(REJECTED_READY_MS)),
+];
+
+/// Events that are not of the connection under test.
+const UNHEARD: [&str; 5] = [
+    "n0 is configured anew",
+    "n0 has another certificate",
+    "n0 is removed",
+    "claim by another",
+    "nothing for 5 s",
 ];
 
 /// One run begun, one waiting.
@@ -158,9 +184,13 @@ fn describe(effect: &Effect) -> String {
             format!("refuse client {} {}", client.slot, reason.label())
         }
         Effect::Cancel { reason, .. } => format!("cancel {}", reason.label()),
+        Effect::Refresh { session, node, .. } => {
+            format!("refresh {} n{}", name(session), node.row())
+        }
         Effect::Handoff { .. }
         | Effect::Command { .. }
         | Effect::Ping { .. }
+        | Effect::Configure { .. }
         | Effect::Drain { .. }
         | Effect::Stop { .. } => {
             unreachable!("not an answer to a connection: {effect:?}")
@@ -191,11 +221,13 @@ fn state(rig: &mut Rig, fresh: bool) -> String {
         }
     };
     let owners = format!("n0 {}, n1 {}", owner(0), owner(1));
-    let edge = rig.control.snapshot(rig.now).edge;
-    let draining = if rig.control.snapshot(rig.now).nodes[0].draining {
-        ", draining"
-    } else {
-        ""
+    let snapshot = rig.control.snapshot(rig.now);
+    let edge = snapshot.edge;
+    let n0 = snapshot.nodes.iter().find(|shown| shown.node == node(0));
+    let draining = match n0 {
+        Some(shown) if shown.draining => ", draining",
+        Some(_) => "",
+        None => ", n0 not listed",
     };
     let notices = rig.notices().len();
     format!(
@@ -221,8 +253,7 @@ fn table() -> String {
         writeln!(text, "{state_name}: {before}").unwrap();
         for (event_name, apply) in EVENTS {
             let mut rig = begin();
-            let fresh =
-                state_name == "new" && matches!(event_name, "claim by another" | "nothing for 5 s");
+            let fresh = state_name == "new" && UNHEARD.contains(&event_name);
             let effects: Vec<_> = apply(&mut rig).iter().map(describe).collect();
             let after = state(&mut rig, fresh);
             let change = if after == before {

@@ -5,7 +5,7 @@ use core::num::NonZeroU64;
 
 use iop_control::step::{CommandAnswer, Ending, Event, Evidence, EvidenceFault, Probed};
 use iop_proto::catalog::Operation;
-use iop_proto::domain::HealthEvidence;
+use iop_proto::domain::{HealthEvidence, RefreshStatus};
 use iop_proto::ids::{ModelIndex, NodeIndex};
 use iop_proto::limits::DEAD_MS;
 use iop_proto::reason::Reason;
@@ -41,7 +41,7 @@ const fn fault(name: &'static str, weight: usize, run: fn(&mut World) -> bool) -
     }
 }
 
-pub(crate) const ACTS: [Act; 20] = [
+pub(crate) const ACTS: [Act; 24] = [
     // Links, each a queue of its own.
     actor("event", 320, World::deliver_event),
     actor("effect", 240, World::deliver_effect),
@@ -52,12 +52,17 @@ pub(crate) const ACTS: [Act; 20] = [
     actor("session", 30, World::session_acts),
     actor("begin", 75, World::begins),
     actor("end", 55, World::ends),
-    actor("stall", 25, World::stalls),
-    actor("answer", 70, World::answers),
+    actor("stall", 90, World::stalls),
+    actor("answer", 150, World::answers),
     actor("operator", 6, World::operator),
-    actor("heartbeat", 10, World::heartbeat),
+    actor("heartbeat", 40, World::heartbeat),
     actor("clock", 40, World::clock),
+    actor("refresh answered", 20, World::answers_refresh),
+    // An operator.
+    actor("reload", 2, World::reload),
+    actor("node drained", 1, World::drains_node),
     // Faults.
+    fault("certificate ends", 1, World::expires),
     fault("cut", 3, World::cut),
     fault("half-open", 2, World::goes_silent),
     fault("speaks again", 2, World::speaks_again),
@@ -250,6 +255,33 @@ impl World {
         true
     }
 
+    /// A node answers its oldest refresh, in some way.
+    fn answers_refresh(&mut self) -> bool {
+        let row = self.a_shard();
+        let owing = self.shards[row].owing_sessions();
+        let Some(slot) = self.dice.pick(&owing) else {
+            return false;
+        };
+        let Some((session, refresh)) = self.shards[row].answers_refresh(slot) else {
+            return false;
+        };
+        let statuses = [
+            RefreshStatus::Applied,
+            RefreshStatus::Applied,
+            RefreshStatus::Applied,
+            RefreshStatus::RestartRequired,
+            RefreshStatus::Failed,
+        ];
+        let status = self.dice.pick(&statuses).unwrap();
+        self.refreshed(row, session, refresh, status);
+        true
+    }
+
+    fn drains_node(&mut self) -> bool {
+        let node = NodeIndex::new(self.dice.below(self.names.nodes.len())).unwrap();
+        self.drain_node(node)
+    }
+
     // ── faults ───────────────────────────────────────────────────────────────────────────────────
 
     fn cut(&mut self) -> bool {
@@ -302,6 +334,13 @@ impl World {
         self.dice
             .pick(&past)
             .is_some_and(|event| self.repeat(event))
+    }
+
+    fn expires(&mut self) -> bool {
+        let row = self.a_shard();
+        let open = self.shards[row].open_sessions();
+        let slot = self.dice.pick(&open);
+        slot.is_some_and(|slot| self.shards[row].expires(slot))
     }
 
     fn goes_away(&mut self) -> bool {

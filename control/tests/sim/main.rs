@@ -135,7 +135,7 @@ fn run_all(first: u64, seeds: u64, plan: Plan) -> Tally {
 fn any_order_of_events_keeps_every_invariant_and_drains() {
     let (steps, seeds) = (
         setting("IOP_SIM_STEPS", 10_000),
-        setting("IOP_SIM_SEEDS", 200),
+        setting("IOP_SIM_SEEDS", 240),
     );
     let plan = Plan {
         steps,

@@ -4,14 +4,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iop_control::edge::{Control, Health};
-use iop_control::names::Names;
+use iop_control::edge::{Control, Health, RefreshState};
+use iop_control::names::{Names, NodePayload};
 use iop_control::step::{CommandAnswer, CommandId, Effect, Event, Evidence, Handoff, Probed};
 use iop_proto::catalog::Operation;
-use iop_proto::domain::HealthEvidence;
-use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
-use iop_proto::limits::COMMAND_MS;
+use iop_proto::domain::{HealthEvidence, RefreshStatus};
+use iop_proto::ids::{
+    ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef,
+};
+use iop_proto::limits::{COMMAND_MS, DRAIN_TIMEOUT_MS, REFRESHES_UNANSWERED_MAX};
 use iop_proto::reason::Reason;
+
+/// Adapter and target of a provider, as a number.
+type Bound = u64;
 
 /// What is known of a provider in its present generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +29,7 @@ struct Known {
 struct Asked {
     session: SessionRef,
     provider: Option<ProviderIndex>,
+    binding: Option<Bound>,
     deadline: Now,
 }
 
@@ -42,17 +48,32 @@ struct Request {
 struct Granted {
     request: Request,
     provider: ProviderIndex,
+    binding: Bound,
     session: SessionRef,
     fenced: bool,
     begun: bool,
     cancelled: Option<Reason>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Owner {
     session: SessionRef,
     ready: bool,
     draining: bool,
+    /// Put out by the Edge: at the latest then.
+    closing: Option<Now>,
+    /// The configuration it was sent when it registered, or applied last.
+    held: Arc<NodePayload>,
+    /// Refreshes without answer, with the end of the wait for each.
+    sent: Vec<(RefreshId, Arc<NodePayload>, Now)>,
+}
+
+impl Owner {
+    /// A refresh is under way.
+    fn awaits(&self, now: Now) -> bool {
+        let last = self.sent.last();
+        last.is_some_and(|&(_, _, until)| now < until)
+    }
 }
 
 /// Leases a provider holds: all, long ones, those that count tokens.
@@ -74,7 +95,8 @@ pub(crate) struct Shadow {
     last_used: Vec<u64>,
     /// A client that came back from a cancelled run: to be refused in this step.
     owed: Option<(ClientRef, Reason)>,
-    known: Vec<Known>,
+    /// By provider, adapter and target.
+    known: BTreeMap<(ProviderIndex, Bound), Known>,
     asked: BTreeMap<CommandId, Asked>,
     /// A client whose run stalled: to be handed on in this step, with this.
     parked: Option<(ClientRef, Option<Handoff>)>,
@@ -86,13 +108,13 @@ impl Shadow {
         Self {
             waiting: Vec::new(),
             runs: BTreeMap::new(),
-            owners: vec![None; names.nodes.len()],
+            owners: (0..names.nodes.len()).map(|_| None).collect(),
             next_age: 0,
             taken: 0,
             returned: 0,
             last_used: vec![0; names.providers.len()],
             owed: None,
-            known: vec![Known::default(); names.providers.len()],
+            known: BTreeMap::new(),
             asked: BTreeMap::new(),
             parked: None,
             granted_this_step: 0,
@@ -109,35 +131,26 @@ impl Shadow {
                 model,
                 operation,
                 long,
-                body_bytes,
+                body_bytes: bytes,
             } => {
+                let deadline = now.after_ms(self.names.queue.wait_ms);
+                let age = self.next_age;
+                self.next_age += 1;
                 self.waiting.push(Request {
                     client,
-                    age: self.next_age,
+                    age,
                     model,
                     operation,
                     long,
-                    bytes: body_bytes,
-                    deadline: now.after_ms(self.names.queue.wait_ms),
+                    bytes,
+                    deadline,
                 });
-                self.next_age += 1;
             }
             Event::ClientGone { client } => self.waiting.retain(|w| w.client != client),
             Event::Begun { run } => {
                 self.runs.get_mut(&run).expect("a run begins once").begun = true
             }
-            Event::NotSent { run, client } => {
-                let granted = self.finish(run);
-                if let Some(client) = client {
-                    match granted.cancelled {
-                        Some(reason) => self.owed = Some((client, reason)),
-                        None => self.waiting.push(Request {
-                            client,
-                            ..granted.request
-                        }),
-                    }
-                }
-            }
+            Event::NotSent { run, client } => self.not_sent(run, client),
             Event::Terminal { run, .. } | Event::Lost { run } => {
                 self.finish(run);
             }
@@ -156,18 +169,34 @@ impl Shadow {
                 answer,
             } => self.command_answered(now, session, command, answer),
             Event::Closed { session, .. } => {
-                for row in 0..self.owners.len() {
-                    if self.owners[row].is_some_and(|owner| owner.session == session) {
-                        self.end_ownership(row);
-                    }
+                if let Some(row) = self.row_of(session) {
+                    self.end_ownership(row);
                 }
             }
+            Event::Expired { session } => self.expired(now, session),
+            Event::Refreshed {
+                session,
+                refresh,
+                status,
+            } => self.refreshed(session, refresh, status),
             Event::GoAway { session } => {
                 for owner in self.owners.iter_mut().flatten() {
                     owner.draining |= owner.session == session && owner.ready;
                 }
             }
             Event::Register { .. } | Event::Ready { .. } | Event::Pong { .. } => {}
+        }
+    }
+
+    fn not_sent(&mut self, run: RunRef, client: Option<ClientRef>) {
+        let granted = self.finish(run);
+        let Some(client) = client else { return };
+        match granted.cancelled {
+            Some(reason) => self.owed = Some((client, reason)),
+            None => self.waiting.push(Request {
+                client,
+                ..granted.request
+            }),
         }
     }
 
@@ -180,7 +209,8 @@ impl Shadow {
             return None;
         }
         let provider = granted.provider;
-        let known = &mut self.known[provider.row()];
+        let binding = (provider, granted.binding);
+        let known = self.known.entry(binding).or_default();
         if let Some(seq) = seq.filter(|seq| seq.get() > known.mark) {
             known.mark = seq.get();
             known.aside |= health == HealthEvidence::Unavailable;
@@ -207,12 +237,82 @@ impl Shadow {
         let Some(provider) = asked.provider else {
             return;
         };
-        let known = &mut self.known[provider.row()];
+        if asked.binding != Some(self.binding(provider)) {
+            return; // bound to something else by now
+        }
+        let binding = (provider, self.binding(provider));
+        let known = self.known.entry(binding).or_default();
         if self.names.provider(provider).enabled && seq.get() > known.mark {
             *known = Known {
                 aside: false,
                 mark: seq.get(),
             };
+        }
+    }
+
+    fn row_of(&self, session: SessionRef) -> Option<usize> {
+        let of_session = |owner: &Option<Owner>| {
+            let owner = owner.as_ref();
+            owner.is_some_and(|owner| owner.session == session)
+        };
+        self.owners.iter().position(of_session)
+    }
+
+    fn expired(&mut self, now: Now, session: SessionRef) {
+        let Some(row) = self.row_of(session) else {
+            return;
+        };
+        if self.owners[row].as_ref().is_some_and(|owner| owner.ready) {
+            self.put_out_by(row, now);
+        } else {
+            self.end_ownership(row);
+        }
+    }
+
+    fn put_out_by(&mut self, row: usize, now: Now) {
+        let owner = self.owners[row].as_mut().expect("had an owner");
+        owner.draining = true;
+        owner
+            .closing
+            .get_or_insert_with(|| now.after_ms(DRAIN_TIMEOUT_MS));
+    }
+
+    /// The operator has asked for a node's drain.
+    pub(crate) fn drained(&mut self, node: NodeIndex, answer: Result<u32, Reason>, now: Now) {
+        let row = node.row();
+        let is_ready = self.owners[row].as_ref().is_some_and(|owner| owner.ready);
+        assert_eq!(answer.is_ok(), is_ready, "{answer:?}");
+        if let Ok(held) = answer {
+            let on_node = |run: &&Granted| self.names.provider(run.provider).node == node;
+            let running = self.runs.values().filter(|run| !run.fenced);
+            assert_eq!(running.filter(on_node).count(), held as usize);
+            self.put_out_by(row, now);
+        }
+    }
+
+    fn refreshed(&mut self, session: SessionRef, refresh: RefreshId, status: RefreshStatus) {
+        let row = self.row_of(session);
+        let owner = row.and_then(|row| self.owners[row].as_mut());
+        let Some(owner) = owner.filter(|owner| owner.ready) else {
+            return;
+        };
+        if let Some(at) = owner.sent.iter().position(|sent| sent.0 == refresh) {
+            let (_, payload, _) = owner.sent.drain(..=at).next_back().expect("found");
+            if status == RefreshStatus::Applied {
+                owner.held = payload;
+            }
+        }
+    }
+
+    /// Another configuration.
+    pub(crate) fn reloaded(&mut self, names: Arc<Names>) {
+        self.names = names;
+        self.owners.resize(self.names.nodes.len(), None);
+        self.last_used.resize(self.names.providers.len(), 0);
+        for row in 0..self.owners.len() {
+            if self.owners[row].is_some() && !self.names.has_node(NodeIndex::new(row).unwrap()) {
+                self.end_ownership(row);
+            }
         }
     }
 
@@ -225,11 +325,9 @@ impl Shadow {
     fn end_ownership(&mut self, row: usize) {
         let owner = self.owners[row].take().expect("had an owner");
         self.asked.retain(|_, asked| asked.session != owner.session);
-        for (known, name) in self.known.iter_mut().zip(&self.names.providers) {
-            if name.node.row() == row {
-                *known = Known::default();
-            }
-        }
+        let names = &self.names;
+        let of_node = |provider: ProviderIndex| names.provider(provider).node.row() == row;
+        self.known.retain(|&(provider, _), _| !of_node(provider));
         for granted in self.runs.values_mut() {
             if granted.session == owner.session && !granted.fenced {
                 assert!(owner.ready, "a pending owner holds no lease");
@@ -261,14 +359,12 @@ impl Shadow {
                 owner.expect("only an owner's ready is true").ready = true;
             }
             Effect::ReadyReply { .. } | Effect::Ping { .. } => {}
-            Effect::Close { session, .. } => {
-                let owns = self
-                    .owners
-                    .iter()
-                    .flatten()
-                    .any(|owner| owner.session == session && !owner.ready);
-                assert!(!owns, "a pending owner is never closed by control");
-            }
+            Effect::Close { session, cause } => self.closed_by_control(now, session, cause),
+            Effect::Refresh {
+                session,
+                refresh,
+                node,
+            } => self.pushed(now, session, refresh, node),
             Effect::Grant {
                 client,
                 run,
@@ -298,7 +394,9 @@ impl Shadow {
                 provider,
                 ..
             } => self.asks(now, session, command, provider),
-            Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
+            Effect::Configure { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {
+                unreachable!("not in this world")
+            }
         }
     }
 
@@ -314,10 +412,7 @@ impl Shadow {
         assert!(owner.is_some_and(|owner| owner.ready), "asked a stranger");
         if !command.is_operators() {
             let about = provider.expect("a probe is about a provider");
-            assert!(
-                self.known[about.row()].aside,
-                "{about:?} is asked about in vain"
-            );
+            assert!(self.is_aside(about), "{about:?} is asked about in vain");
             let mut others = self.asked.iter();
             let other = others.find(|(id, asked)| !id.is_operators() && asked.session == session);
             let is_over = other.is_none_or(|(_, asked)| asked.deadline <= now);
@@ -327,15 +422,49 @@ impl Shadow {
         let asked = Asked {
             session,
             provider,
+            binding: provider.map(|provider| self.binding(provider)),
             deadline,
         };
         let before = self.asked.insert(command, asked);
         assert!(before.is_none(), "a command's name was used again");
     }
 
+    fn pushed(&mut self, now: Now, session: SessionRef, refresh: RefreshId, node: NodeIndex) {
+        let newest = Arc::clone(&self.names.node(node).config_payload);
+        let owner = self.owners[node.row()].as_mut().expect("has an owner");
+        assert!(
+            owner.session == session && owner.ready,
+            "pushed to a stranger"
+        );
+        assert!(!owner.awaits(now), "two refreshes at once");
+        let has_it = owner.held == newest && owner.sent.is_empty();
+        assert!(!has_it, "pushed what the node has");
+        if owner.sent.len() == REFRESHES_UNANSWERED_MAX as usize {
+            owner.sent.remove(0);
+        }
+        let until = now.after_ms(self.names.waits.refresh_ms);
+        owner.sent.push((refresh, newest, until));
+    }
+
+    fn closed_by_control(&mut self, now: Now, session: SessionRef, cause: Reason) {
+        let Some(row) = self.row_of(session) else {
+            return;
+        };
+        let owner = self.owners[row].as_ref().expect("just found");
+        assert!(owner.ready, "a pending owner is never closed by control");
+        if cause == Reason::Superseded {
+            return; // the claim that follows ends the ownership
+        }
+        let closing = owner.closing.expect("only a drained owner is put out");
+        let of_session = |run: &&Granted| run.session == session && !run.fenced;
+        let held = self.runs.values().filter(of_session).count();
+        assert!(held == 0 || closing <= now, "{held} leases were cut short");
+        self.end_ownership(row);
+    }
+
     fn accepted(&mut self, session: SessionRef, node: NodeIndex) {
         let row = node.row();
-        if self.owners[row].is_some_and(|owner| owner.session == session) {
+        if self.row_of(session) == Some(row) {
             return; // a repeated registration
         }
         let others = self.owners.iter().flatten();
@@ -350,6 +479,9 @@ impl Shadow {
             session,
             ready: false,
             draining: false,
+            closing: None,
+            held: Arc::clone(&self.names.node(node).config_payload),
+            sent: Vec::new(),
         });
     }
 
@@ -367,7 +499,7 @@ impl Shadow {
         let request = self
             .waiting
             .remove(at.expect("only a waiting request is granted"));
-        let owner = self.owners[self.names.provider(provider).node.row()];
+        let owner = self.owners[self.names.provider(provider).node.row()].as_ref();
         assert!(
             owner.is_some_and(|owner| owner.session == session),
             "granted to a stranger"
@@ -405,6 +537,7 @@ impl Shadow {
         let granted = Granted {
             request,
             provider,
+            binding: self.binding(provider),
             session,
             fenced: false,
             begun: false,
@@ -440,6 +573,7 @@ impl Shadow {
                     || bytes + u64::from(request.bytes) > limits.waiting_bytes_max
             }
             Reason::QueueTimeout => request.deadline <= now,
+            Reason::ModelUnknown => !self.names.has_model(request.model),
             Reason::NoProviderConfigured => {
                 let providers = &self.names.model(request.model).providers;
                 !providers
@@ -481,11 +615,32 @@ impl Shadow {
         let load = loads[provider.row()];
         let counts_tokens = request.operation == Operation::CountTokens;
         self.is_configured(provider, request)
-            && self.owners[name.node.row()].is_some_and(|owner| owner.ready && !owner.draining)
-            && !self.known[provider.row()].aside
+            && self.is_bound(provider)
+            && !self.is_aside(provider)
             && load.all < name.capacity
             && (!request.long || load.long < name.long_capacity)
             && (!counts_tokens || load.counting < (name.capacity / 4).max(1))
+    }
+
+    /// The node takes requests and holds what those for this provider need.
+    fn is_bound(&self, provider: ProviderIndex) -> bool {
+        let name = self.names.provider(provider);
+        let owner = self.owners[name.node.row()].as_ref();
+        owner.is_some_and(|owner| owner.ready && !owner.draining && owner.held.serves(name))
+    }
+
+    fn binding(&self, provider: ProviderIndex) -> Bound {
+        let name = self.names.provider(provider);
+        let text = format!("{} {}", name.adapter, name.target);
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// Its present binding is overlaid.
+    fn is_aside(&self, provider: ProviderIndex) -> bool {
+        let known = self.known.get(&(provider, self.binding(provider)));
+        known.is_some_and(|known| known.aside)
     }
 
     /// Load after a grant, in 1/(5·7·8·9)ths so that it is exact for capacities up to 9; then age.
@@ -529,7 +684,7 @@ impl Shadow {
             let same = own.map(|own| (own.session, own.is_ready));
             assert_eq!(
                 same,
-                owner.map(|owner| (owner.session, owner.ready)),
+                owner.as_ref().map(|owner| (owner.session, owner.ready)),
                 "owner of n{row}"
             );
         }
@@ -541,7 +696,7 @@ impl Shadow {
         let loads = self.loads();
         for shown in snapshot.nodes.iter().flat_map(|node| &node.providers) {
             let load = loads[shown.provider.row()];
-            let aside = self.known[shown.provider.row()].aside;
+            let aside = self.is_aside(shown.provider);
             let is_shown = !(aside && self.names.provider(shown.provider).enabled);
             let books = if is_shown {
                 (load.all, load.long)
@@ -552,9 +707,7 @@ impl Shadow {
             assert_eq!(is_aside, !is_shown, "{:?}", shown.provider);
             let figures = (shown.in_flight, shown.long_in_flight);
             assert_eq!(figures, books, "{:?}", shown.provider);
-            let node = self.names.provider(shown.provider).node;
-            let owner = self.owners[node.row()];
-            let live = owner.is_some_and(|owner| owner.ready && !owner.draining) && !aside;
+            let live = self.is_bound(shown.provider) && !aside;
             let counts = |waiting: &&Request| live && self.is_configured(shown.provider, waiting);
             let queued = self.waiting.iter().filter(counts).count();
             assert_eq!(
@@ -562,6 +715,16 @@ impl Shadow {
                 "queued of {:?}",
                 shown.provider
             );
+        }
+        for shown in &snapshot.nodes {
+            let owner = self.owners[shown.node.row()]
+                .as_ref()
+                .filter(|owner| owner.ready);
+            let newest = &self.names.node(shown.node).config_payload;
+            let is_current =
+                owner.is_none_or(|owner| owner.held == *newest && owner.sent.is_empty());
+            let says = shown.refresh == RefreshState::Current;
+            assert_eq!(says, is_current, "{owner:?} is shown {:?}", shown.refresh);
         }
         let edge = snapshot.edge;
         assert_eq!(edge.waiting, self.waiting.len());

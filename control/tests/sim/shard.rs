@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use iop_control::step::{CommandAnswer, CommandId, Effect, Ending, Event, Evidence};
-use iop_proto::ids::{ClientRef, NodeIndex, Now, ProviderIndex, RunRef, SessionRef};
+use iop_proto::ids::{ClientRef, NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
 
@@ -50,6 +50,10 @@ pub(crate) struct Session {
     pub(crate) ready: bool,
     /// Its node was cut off then, and nobody here knows: nothing comes from it.
     pub(crate) silent: Option<Now>,
+    /// Its certificate has ended.
+    expired: bool,
+    /// Refreshes that the node has not answered, oldest first.
+    refreshes: VecDeque<RefreshId>,
     /// Requests not begun, in order.
     pub(crate) writer: VecDeque<u32>,
     /// Commands not answered yet.
@@ -167,6 +171,8 @@ impl Shard {
             told: false,
             ready: false,
             silent: None,
+            expired: false,
+            refreshes: VecDeque::new(),
             writer: VecDeque::new(),
             commands: Vec::new(),
             observed: 0,
@@ -216,6 +222,14 @@ impl Shard {
                     session.ready |= refusal.is_none();
                 }
             }
+            Effect::Refresh {
+                session, refresh, ..
+            } => {
+                if let Some(session) = self.session(session) {
+                    assert!(session.ready, "a refresh before the ready's answer");
+                    session.refreshes.push_back(refresh);
+                }
+            }
             Effect::Close { session, cause } => {
                 if self.session(session).is_some() {
                     self.close(session.slot as usize, cause, people, dice);
@@ -226,27 +240,7 @@ impl Shard {
                 run,
                 session,
                 provider,
-            } => {
-                let waits = self
-                    .client(client)
-                    .is_some_and(|c| c.state == ClientState::Waiting);
-                let person = if waits {
-                    self.unseat(client.slot).map(|client| client.person)
-                } else {
-                    None
-                };
-                if person.is_none() && dice.chance(2) {
-                    // Its client left: this shard may say so itself, or leave it to the node's.
-                    self.events.push_back(Event::NotSent { run, client: None });
-                    return None;
-                }
-                return Some(Parcel {
-                    run,
-                    session,
-                    provider,
-                    person,
-                });
-            }
+            } => return self.granted(client, run, session, provider, dice),
             Effect::Refuse { client, .. } => {
                 if let Some(client) = self.client(client) {
                     assert_eq!(
@@ -269,7 +263,9 @@ impl Shard {
                 }
             }
             Effect::Ping { token } => self.events.push_back(Event::Pong { token }),
-            Effect::Drain { .. } | Effect::Stop { .. } => unreachable!("not in this world"),
+            Effect::Configure { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {
+                unreachable!("not in this world")
+            }
         }
         None
     }
@@ -280,6 +276,35 @@ impl Shard {
             client.state = ClientState::Idle;
             people[client.person].answered += 1;
         }
+    }
+
+    fn granted(
+        &mut self,
+        client: ClientRef,
+        run: RunRef,
+        session: SessionRef,
+        provider: ProviderIndex,
+        dice: &mut Dice,
+    ) -> Option<Parcel> {
+        let waits = self
+            .client(client)
+            .is_some_and(|c| c.state == ClientState::Waiting);
+        let person = if waits {
+            self.unseat(client.slot).map(|client| client.person)
+        } else {
+            None
+        };
+        if person.is_none() && dice.chance(2) {
+            // Its client left: this shard may say so itself, or leave it to the node's.
+            self.events.push_back(Event::NotSent { run, client: None });
+            return None;
+        }
+        Some(Parcel {
+            run,
+            session,
+            provider,
+            person,
+        })
     }
 
     fn cancel(&mut self, run: RunRef, reason: Reason, people: &mut [Person], dice: &mut Dice) {
@@ -654,6 +679,33 @@ impl Shard {
             self.events.push_back(Event::GoAway { session });
         }
         is_ready
+    }
+
+    /// Sessions whose node can be heard and has a refresh to answer.
+    pub(crate) fn owing_sessions(&self) -> Vec<usize> {
+        let owing = self.tenants().filter(|(_, tenant)| {
+            let owes = !tenant.refreshes.is_empty();
+            owes && tenant.silent.is_none()
+        });
+        owing.map(|(slot, _)| slot).collect()
+    }
+
+    /// The refresh that the node answers next.
+    pub(crate) fn answers_refresh(&mut self, slot: usize) -> Option<(SessionRef, RefreshId)> {
+        let (session, _) = self.tells(slot);
+        let tenant = self.sessions[slot].tenant.as_mut().unwrap();
+        Some((session, tenant.refreshes.pop_front()?))
+    }
+
+    /// The certificate of the node ends; control is told once, if it knows of the connection.
+    pub(crate) fn expires(&mut self, slot: usize) -> bool {
+        let session = self.session_ref(slot);
+        let tenant = self.sessions[slot].tenant.as_mut().unwrap();
+        let tells = tenant.told && !core::mem::replace(&mut tenant.expired, true);
+        if tells {
+            self.events.push_back(Event::Expired { session });
+        }
+        tells
     }
 
     pub(crate) fn seated(&self) -> Vec<u32> {

@@ -20,7 +20,7 @@ pub(crate) struct Tally {
 type Count = fn(&Counters) -> u64;
 
 /// What control must have come across often.
-const OUTCOMES: [(&str, Count); 15] = [
+const OUTCOMES: [(&str, Count); 19] = [
     ("grants", |c| c.grants),
     ("grants of waiters", |c| c.grants_queued),
     ("back in the queue", |c| c.queue_returns),
@@ -47,6 +47,12 @@ const OUTCOMES: [(&str, Count); 15] = [
     ("commands without answer", |c| {
         c.commands_timed_out + c.commands_lost
     }),
+    ("refreshes applied", |c| c.refreshes_applied),
+    ("refreshes refused", |c| {
+        c.refreshes_failed + c.refreshes_restart_required
+    }),
+    ("refreshes unanswered", |c| c.refreshes_unanswered),
+    ("nodes drained", |c| c.node_drains),
 ];
 /// Each outcome and each act at least this often, over a whole run of many seeds.
 const OFTEN: u64 = 100;

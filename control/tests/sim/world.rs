@@ -7,13 +7,15 @@ use iop_control::edge::{Control, Tuning};
 use iop_control::names::Names;
 use iop_control::step::{Effect, Event, Out};
 use iop_proto::catalog::Operation;
-use iop_proto::domain::CommandKind;
-use iop_proto::ids::{ModelIndex, NodeIndex, Now, ProviderIndex, ShardIndex};
+use iop_proto::domain::{CommandKind, RefreshStatus};
+use iop_proto::ids::{
+    ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, SessionRef, ShardIndex,
+};
 use iop_proto::limits::EFFECTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
 use crate::acts::{self, ACTS};
-use crate::catalog;
+use crate::catalog::Universe;
 use crate::dice::Dice;
 use crate::shadow::Shadow;
 use crate::shard::{ClientState, Parcel, Person, Run, Shard};
@@ -59,7 +61,10 @@ pub(crate) struct World {
     /// Reports that control has had lately, to be repeated.
     pub(crate) past: VecDeque<Event>,
     shadow: Shadow,
+    universe: Universe,
     pub(crate) names: Arc<Names>,
+    /// Largest capacity each provider ever had.
+    most: BTreeMap<ProviderIndex, u32>,
     takes_notices: bool,
     checks_each: bool,
     pub(crate) steps: u64,
@@ -78,7 +83,8 @@ const ROUNDS_EXTRA: usize = 4;
 impl World {
     pub(crate) fn new(seed: u64, takes_notices: bool, checks_each: bool) -> Self {
         let mut dice = Dice::new(seed);
-        let names = Arc::new(catalog::names(&mut dice));
+        let universe = Universe::new(&mut dice);
+        let names = Arc::new(universe.file(&mut dice));
         let shards = 1 + dice.below(3);
         let step = EFFECTS_PER_STEP_MAX as usize;
         Self {
@@ -105,6 +111,8 @@ impl World {
             people: Vec::new(),
             past: VecDeque::new(),
             shadow: Shadow::new(Arc::clone(&names)),
+            universe,
+            most: BTreeMap::new(),
             names,
             dice,
             takes_notices,
@@ -191,6 +199,8 @@ impl World {
             Event::Register { .. }
             | Event::Ready { .. }
             | Event::GoAway { .. }
+            | Event::Expired { .. }
+            | Event::Refreshed { .. }
             | Event::Submit { .. }
             | Event::Pong { .. } => {}
         }
@@ -334,6 +344,56 @@ impl World {
         });
     }
 
+    /// The node answers a refresh.
+    pub(crate) fn refreshed(
+        &mut self,
+        row: usize,
+        session: SessionRef,
+        refresh: RefreshId,
+        status: RefreshStatus,
+    ) {
+        self.shards[row].events.push_back(Event::Refreshed {
+            session,
+            refresh,
+            status,
+        });
+    }
+
+    // ── an operator ──────────────────────────────────────────────────────────────────────────────
+
+    /// Another configuration; what is due at once happens at once, as room allows.
+    pub(crate) fn reload(&mut self) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let file = self.universe.file(&mut self.dice);
+        let names = Arc::new(self.names.succeed(&file).unwrap().names);
+        for (row, provider) in self.names.providers.iter().enumerate() {
+            let most = self.most.entry(ProviderIndex::new(row).unwrap());
+            let most = most.or_default();
+            *most = provider.capacity.max(*most);
+        }
+        self.names = Arc::clone(&names);
+        self.shadow.reloaded(Arc::clone(&names));
+        self.control.reload(self.now, names);
+        self.run_due();
+        true
+    }
+
+    pub(crate) fn drain_node(&mut self, node: NodeIndex) -> bool {
+        let drained = self.control.drain_node(self.now, node);
+        self.shadow.drained(node, drained, self.now);
+        self.run_due();
+        drained.is_ok()
+    }
+
+    fn run_due(&mut self) {
+        let is_due = |control: &Control, now| control.next_deadline().is_some_and(|at| at <= now);
+        while is_due(&self.control, self.now) && self.has_room() {
+            self.tick();
+        }
+    }
+
     pub(crate) fn close(&mut self, row: usize, slot: usize, cause: Reason) {
         self.shards[row].close(slot, cause, &mut self.people, &mut self.dice);
     }
@@ -366,7 +426,8 @@ impl World {
             }
         }
         for ((_, provider), count) in load {
-            let capacity = self.names.provider(provider).capacity;
+            let before = self.most.get(&provider).copied().unwrap_or(0);
+            let capacity = self.names.provider(provider).capacity.max(before);
             assert!(count <= capacity, "{provider:?} runs {count} of {capacity}");
         }
     }
@@ -465,7 +526,7 @@ impl World {
     }
 
     fn bring_back(&mut self, node: NodeIndex) {
-        if self.control.owner(node).is_some() {
+        if self.control.owner(node).is_some() || !self.names.has_node(node) {
             return;
         }
         let row = self.a_shard();

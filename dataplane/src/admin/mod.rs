@@ -1,8 +1,8 @@
-//! The admin endpoint: `/metrics`, `/healthz`, `/readyz`, `/status` and commands to nodes, over
+//! The admin endpoint: `/metrics`, `/healthz`, `/readyz`, `/status`, commands to nodes and orders, over
 //! ordinary async HTTP.
 //!
 //! Lives on: a cold thread with a runtime of its own. View: mirrors, and a snapshot when asked.
-//! Bound: the connections of `listener`, one snapshot under way.
+//! Bound: the connections of `listener`, one snapshot and one order under way.
 //!
 //! It has no authentication, so it binds loopback unless it is told otherwise, and shows names and
 //! figures only. A scrape of `/metrics` asks nothing of shards or control.
@@ -17,7 +17,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use iop_proto::reason::Reason;
@@ -28,6 +28,7 @@ use crate::metrics::{CONTENT_TYPE, Exposition, ShardMetric};
 
 mod command;
 mod listener;
+mod operator;
 mod readiness;
 mod status;
 #[cfg(test)]
@@ -36,8 +37,9 @@ mod tests;
 pub use command::{AnswerSender, CommandError, CommandRequest, CommandSource, CommandText};
 pub use command::{answer_lane, command_lane};
 use listener::Bounded;
+pub use operator::Operator;
 pub use readiness::{Readiness, ReadinessReader, ReadinessWriter, readiness};
-use status::{EdgeFigures, StatusError};
+use status::{Documents, EdgeFigures, StatusError};
 pub use status::{SnapshotRequest, StatusSource, status_lane};
 
 /// What the endpoint shows.
@@ -47,6 +49,7 @@ pub struct Admin {
     pub readiness: ReadinessReader,
     pub status: StatusSource,
     pub commands: CommandSource,
+    pub operator: Operator,
 }
 
 /// Why the endpoint could not start.
@@ -139,7 +142,7 @@ fn spawn_within(
         .enable_time()
         .thread_name("admin-wait")
         .on_thread_start(|| alloc::set_role(Role::Cold))
-        .max_blocking_threads(1) // one snapshot under way
+        .max_blocking_threads(2) // one snapshot, one order of an operator under way
         .build()
         .map_err(AdminError::Thread)?;
     let (stop, stopped) = oneshot::channel();
@@ -173,6 +176,7 @@ async fn serve(
         bounds,
         started: Instant::now(),
         latest: Mutex::new(None),
+        ordering: Mutex::new(()),
     };
     let router = Router::new()
         .route("/metrics", get(metrics))
@@ -180,6 +184,8 @@ async fn serve(
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .route("/nodes/{id}/commands", post(command))
+        .route("/nodes/{id}/drain", post(operator::drain_node))
+        .route("/reload", post(operator::reload))
         .layer(DefaultBodyLimit::max(command::BODY_BYTES_MAX))
         .fallback(async || refusal(StatusCode::NOT_FOUND, Reason::RouteUnknown))
         .method_not_allowed_fallback(async || {
@@ -196,8 +202,8 @@ async fn serve(
     }
 }
 
-/// The last document and when it was made.
-type Latest = Option<(Instant, Result<Bytes, StatusError>)>;
+/// The last documents and when they were made.
+type Latest = Option<(Instant, Result<Documents, StatusError>)>;
 
 struct Shared {
     admin: Admin,
@@ -205,6 +211,8 @@ struct Shared {
     started: Instant,
     /// Held while a snapshot is under way, so that later readers wait for it and share it.
     latest: Mutex<Latest>,
+    /// Held while an order of an operator is carried out: one at a time.
+    ordering: Mutex<()>,
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
@@ -221,7 +229,8 @@ async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn status(State(shared): State<Arc<Shared>>) -> Response {
+/// JSON, or protobuf for who accepts that alone. Each reader gets the same snapshot for a second.
+async fn status(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     let mut latest = shared.latest.lock().await;
     let fresh = latest
         .as_ref()
@@ -235,7 +244,10 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
         }
     };
     match document {
-        Ok(text) => answer(StatusCode::OK, "application/json", text.into()),
+        Ok(documents) if status::wants_protobuf(&headers) => {
+            answer(StatusCode::OK, status::PROTOBUF, documents.protobuf.into())
+        }
+        Ok(documents) => answer(StatusCode::OK, "application/json", documents.json.into()),
         Err(error) => failure(error.label(), error.text()),
     }
 }
@@ -256,7 +268,7 @@ async fn command(
 }
 
 /// One snapshot from control, waited for beside the runtime so that `/healthz` goes on answering.
-async fn ask(shared: &Arc<Shared>) -> Result<Bytes, StatusError> {
+async fn ask(shared: &Arc<Shared>) -> Result<Documents, StatusError> {
     let asker = Arc::clone(shared);
     let asked = tokio::task::spawn_blocking(move || asker.admin.status.ask(asker.bounds.deadline));
     let snapshot = asked.await.map_err(|_ended| StatusError::Stopped)??;

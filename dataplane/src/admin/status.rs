@@ -1,4 +1,4 @@
-//! `/status`: a snapshot asked of control, and its JSON. `[D-59]`
+//! `/status`: a snapshot asked of control, as JSON or protobuf. `[D-59]` `[A-45]`
 //!
 //! Lives on: the admin thread; the request crosses to control and its answer comes back. View: one
 //! control step. Bound: one request under way, one snapshot a second, one deadline.
@@ -8,9 +8,11 @@
 use core::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::{HeaderMap, header};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
-use iop_control::edge::{ModelSnapshot, NodeSnapshot, ProviderSnapshot, Snapshot};
+use iop_control::edge::{ModelSnapshot, NodeSnapshot, ProviderSnapshot, RefreshState, Snapshot};
 use iop_control::names::Names;
+use iop_proto::{domain, map};
 use serde::Serialize;
 
 /// Control has this long to answer.
@@ -121,13 +123,25 @@ pub(super) struct EdgeFigures {
 struct Document<'a> {
     nodes: Vec<Node<'a>>,
     models: Vec<Model<'a>>,
-    edge: Edge,
+    edge: Edge<'a>,
+}
+
+/// A connected node that does not have the newest configuration, and why.
+#[derive(Serialize)]
+struct Outdated<'a> {
+    node_id: &'a str,
+    refresh: &'static str,
 }
 
 #[derive(Serialize)]
-struct Edge {
+struct Edge<'a> {
     #[serde(flatten)]
     figures: EdgeFigures,
+    /// Configurations taken since the start.
+    config_epoch: u64,
+    outdated_nodes: Vec<Outdated<'a>>,
+    /// Nodes that take nothing new.
+    draining_nodes: Vec<&'a str>,
     runs: u32,
     waiting: usize,
     leases_held: u64,
@@ -187,8 +201,65 @@ fn provider<'a>(snapshot: &ProviderSnapshot, names: &'a Names) -> Provider<'a> {
     }
 }
 
-/// The JSON document.
-pub(super) fn render(snapshot: &Snapshot, figures: EdgeFigures) -> Bytes {
+/// A snapshot in both its forms.
+#[derive(Clone, Debug)]
+pub(super) struct Documents {
+    pub json: Bytes,
+    /// `iop.NodeSnapshot` messages, each behind its length as a varint.
+    pub protobuf: Bytes,
+}
+
+pub(super) const PROTOBUF: &str = "application/x-protobuf";
+
+/// Its media type is among those the reader takes, and JSON is not.
+pub(super) fn wants_protobuf(headers: &HeaderMap) -> bool {
+    let accepts = |media: &str| {
+        let values = headers.get_all(header::ACCEPT).iter();
+        let mut values = values.filter_map(|value| value.to_str().ok());
+        values.any(|value| value.split([',', ';']).any(|part| part.trim() == media))
+    };
+    accepts(PROTOBUF) && !accepts("application/json")
+}
+
+pub(super) fn render(snapshot: &Snapshot, figures: EdgeFigures) -> Documents {
+    Documents {
+        json: json(snapshot, figures),
+        protobuf: protobuf(snapshot),
+    }
+}
+
+fn protobuf(snapshot: &Snapshot) -> Bytes {
+    let names = &*snapshot.names;
+    let provider = |shown: &ProviderSnapshot| {
+        let name = names.provider(shown.provider);
+        domain::ProviderSnapshot {
+            id: name.id.clone(),
+            kind: name.kind,
+            category: name.category,
+            adapter: name.adapter.clone(),
+            targets: vec![name.target.clone()],
+            status: shown.status.name().to_owned(),
+            health: shown.health_text(names).to_owned(),
+            capacity: shown.capacity,
+            in_flight: shown.in_flight,
+            queued: shown.queued,
+            long_context_capacity: shown.long_context_capacity,
+            long_in_flight: shown.long_in_flight,
+            long_queued: shown.long_queued,
+        }
+    };
+    let mut bytes = Vec::new();
+    for node in &snapshot.nodes {
+        bytes.extend(map::encode_node_snapshot(&domain::NodeSnapshot {
+            node_id: names.node(node.node).id.clone(),
+            connected: node.connected,
+            providers: node.providers.iter().map(provider).collect(),
+        }));
+    }
+    bytes.into()
+}
+
+fn json(snapshot: &Snapshot, figures: EdgeFigures) -> Bytes {
     let names = &*snapshot.names;
     let node = |node: &NodeSnapshot| Node {
         node_id: &names.node(node.node).id,
@@ -204,8 +275,19 @@ pub(super) fn render(snapshot: &Snapshot, figures: EdgeFigures) -> Bytes {
         queued: model.queued,
         long_queued: model.long_queued,
     };
+    let id = |node: &NodeSnapshot| names.node(node.node).id.as_str();
+    let behind = snapshot.nodes.iter();
+    let behind = behind.filter(|node| node.refresh != RefreshState::Current);
+    let outdated = behind.map(|node| Outdated {
+        node_id: id(node),
+        refresh: node.refresh.name(),
+    });
+    let draining = snapshot.nodes.iter().filter(|node| node.draining).map(id);
     let edge = Edge {
         figures,
+        config_epoch: snapshot.edge.reloads,
+        outdated_nodes: outdated.collect(),
+        draining_nodes: draining.collect(),
         runs: snapshot.edge.runs,
         waiting: snapshot.edge.waiting,
         leases_held: snapshot.edge.leases_held,

@@ -38,6 +38,11 @@ fn world(bounds: Bounds) -> World {
         readiness: readiness_reader,
         status: source,
         commands: command_lane(1_000, || {}).0,
+        operator: Operator {
+            reload: crossbeam_channel::bounded(1).0,
+            commands: crossbeam_channel::bounded(1).0,
+            control: crate::lanes::Waker::new().unwrap(),
+        },
     };
     let listener = bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = listener.local_addr().unwrap();
@@ -263,10 +268,13 @@ fn r351_status_has_the_named_fields_and_no_others() {
     assert_eq!(document["models"], serde_json::json!([model]));
     let edge = [
         "client_connections",
+        "config_epoch",
+        "draining_nodes",
         "leases_held",
         "leases_returned",
         "leases_taken",
         "node_connections",
+        "outdated_nodes",
         "readiness",
         "runs",
         "shards",

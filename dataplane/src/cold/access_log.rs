@@ -8,7 +8,6 @@
 //! sets: nothing that a client or provider chose. `[D-25]` `[R-320]`…`[R-323]`
 use core::time::Duration;
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::thread::{JoinHandle, Thread};
 use std::time::SystemTime;
 
@@ -23,6 +22,7 @@ use serde::Serialize;
 
 use crate::alloc::{self, Role};
 use crate::config::AccessLog as Choice;
+use crate::epoch::Current;
 
 /// Records a shard may be ahead of the writer: at `GATHER` a shard of 50 000 requests a second.
 const ACCESS_SLOTS: usize = 1_024;
@@ -134,7 +134,7 @@ impl AccessLog {
     pub fn spawn(
         choice: Choice,
         shards: usize,
-        names: Arc<Names>,
+        names: Current<Names>,
         started: SystemTime,
         to: Box<dyn Write + Send>,
     ) -> io::Result<(Self, Vec<AccessSink>)> {
@@ -208,7 +208,7 @@ impl AccessLog {
 
 /// Turns records into lines.
 struct Lines {
-    names: Arc<Names>,
+    names: Current<Names>,
     started: SystemTime,
     to: Box<dyn Write + Send>,
     /// A failing sink is reported once, not per line.
@@ -256,20 +256,18 @@ impl Lines {
     }
 
     fn line(&self, record: &AccessRecord, text: &mut Vec<u8>) {
-        let provider = record
-            .provider
-            .map(|provider| self.names.provider(provider));
+        // The newest table has every row that was ever recorded.
+        let names = self.names.get();
+        let provider = record.provider.map(|provider| names.provider(provider));
         let ended = self.started + Duration::from_nanos(record.ended.as_nanos());
         let line = Line {
             time: utc(ended),
             event: "access",
             request_id: format!("{:032x}", u128::from_be_bytes(record.request_id)),
             operation: record.operation.map(Operation::name),
-            model: record
-                .model
-                .map(|model| self.names.model(model).name.as_str()),
+            model: record.model.map(|model| names.model(model).name.as_str()),
             provider: provider.map(|provider| provider.id.as_str()),
-            node: provider.map(|provider| self.names.node(provider.node).id.as_str()),
+            node: provider.map(|provider| names.node(provider.node).id.as_str()),
             status: record.status,
             bytes_in: record.bytes_in,
             bytes_out: record.bytes_out,

@@ -3,7 +3,9 @@
 //! Lives on: test threads. Bound: fixed.
 use std::sync::Arc;
 
-use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_control::names::{
+    AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
+};
 use iop_proto::catalog::{Category, OperationSet, ProviderKind};
 use iop_proto::ids::{NodeIndex, ProviderIndex};
 
@@ -13,9 +15,16 @@ pub(crate) fn names() -> Arc<Names> {
         nodes: vec![NodeName {
             id: "n1".into(),
             certificate_name: "n1".into(),
-            config_payload: Vec::new(),
+            config_payload: Arc::new(NodePayload {
+                bytes: Vec::new(),
+                adapters: vec![AdapterName {
+                    name: "vllm".into(),
+                    kind: ProviderKind::Vllm,
+                    profile: Vec::new(),
+                }],
+            }),
         }],
-        providers: vec![ProviderName {
+        providers: vec![Arc::new(ProviderName {
             id: "pv1".into(),
             node: NodeIndex::new(0).unwrap(),
             kind: ProviderKind::Vllm,
@@ -31,7 +40,7 @@ pub(crate) fn names() -> Arc<Names> {
             stall_timeout_ms: 0,
             timeout_s: 0,
             response_wait_ms: 1_000,
-        }],
+        })],
         models: vec![ModelName {
             name: "say \"hi\"".into(),
             providers: vec![row(0)],
@@ -43,5 +52,7 @@ pub(crate) fn names() -> Arc<Names> {
             waiting_bytes_max: 1,
             wait_ms: 1,
         },
+        waits: Waits::default(),
+        gone: Gone::default(),
     })
 }

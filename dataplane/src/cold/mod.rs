@@ -4,3 +4,4 @@
 pub mod access_log;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub mod reload;

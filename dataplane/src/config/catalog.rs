@@ -3,9 +3,13 @@
 //! Lives on: the cold thread. View: one file. Bound: `NODES_MAX`, `PROVIDERS_MAX`, `MODELS_MAX`,
 //! `PROVIDERS_PER_MODEL_MAX`, `ADAPTERS_PER_NODE_MAX`.
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use axum::http::{HeaderName, Uri};
-use iop_control::names::{ModelName, Names, NodeName, ProfileRoute, ProviderName, QueueLimits};
+use iop_control::names::{
+    AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProfileRoute, ProviderName,
+    QueueLimits, Waits,
+};
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::domain::{Adapter, AdapterOptions, NodeConfig, OnCancel, Profile, ProfileOperation};
 use iop_proto::ids::{NodeIndex, ProviderIndex};
@@ -116,7 +120,7 @@ fn free_name(field: &Field<'_>) -> Option<String> {
 }
 
 /// Builds the name table from `nodes` and `models`; also the models that are refused.
-pub(super) fn read(root: &Group<'_>, queue: QueueLimits) -> (Names, Broken) {
+pub(super) fn read(root: &Group<'_>, queue: QueueLimits, waits: Waits) -> (Names, Broken) {
     let mut builder = Builder::default();
     for item in bounded(root.list("nodes"), bounds::NODES_MAX as usize, "nodes") {
         builder.node(&item);
@@ -135,6 +139,8 @@ pub(super) fn read(root: &Group<'_>, queue: QueueLimits) -> (Names, Broken) {
             providers: builder.providers,
             models,
             queue,
+            waits,
+            gone: Gone::default(),
         },
         broken,
     )
@@ -152,7 +158,7 @@ fn bounded<'a>(mut items: Vec<Field<'a>>, max: usize, what: &str) -> Vec<Field<'
 #[derive(Default)]
 struct Builder {
     nodes: Vec<NodeName>,
-    providers: Vec<ProviderName>,
+    providers: Vec<Arc<ProviderName>>,
     node_ids: Seen,
     certificate_names: Seen,
     provider_ids: Seen,
@@ -189,7 +195,7 @@ impl Builder {
         self.nodes.push(NodeName {
             id: id.unwrap_or_default(),
             certificate_name: name.unwrap_or_default(),
-            config_payload: map::encode_node_config(&config),
+            config_payload: Arc::new(payload(&config)),
         });
     }
 
@@ -219,7 +225,7 @@ impl Builder {
                 let capacity = i32::try_from(provider.capacity).unwrap_or(i32::MAX);
                 adapters[row].capacity = adapters[row].capacity.saturating_add(capacity);
             }
-            self.providers.push(provider);
+            self.providers.push(Arc::new(provider));
         }
         for adapter in adapters {
             // 0 would mean "no limit stated". `[A-54]`
@@ -269,6 +275,21 @@ impl Builder {
             item.complain(format!("no provider {} in nodes", quote(text)));
         }
         row.and_then(ProviderIndex::new)
+    }
+}
+
+/// A node's configuration as it goes to it, and what requests depend on.
+fn payload(config: &NodeConfig) -> NodePayload {
+    let adapters = config.adapters.iter().filter_map(|adapter| {
+        Some(AdapterName {
+            name: adapter.resolved_name().to_owned(),
+            kind: adapter.usable_kind().ok()?,
+            profile: profile_routes(adapter.profile.as_ref()),
+        })
+    });
+    NodePayload {
+        bytes: map::encode_node_config(config),
+        adapters: adapters.collect(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use iop_control::names::{Names, QueueLimits};
+use iop_control::names::{Names, QueueLimits, Waits};
 use iop_proto::ids::ModelIndex;
 use iop_proto::limits as bounds;
 
@@ -74,6 +74,10 @@ pub(super) fn edge(
             wait_ms: queue_wait_ms,
             ..queue
         },
+        Waits {
+            drain_ms: timeouts.drain_ms,
+            refresh_ms: timeouts.refresh_ms,
+        },
     );
     let keys = keys(&root, &names, &broken);
     check_open(&root, &listeners);
@@ -82,6 +86,7 @@ pub(super) fn edge(
         .and_then(|field| field.group(&["tolerate_half_close"]))
         .is_some_and(|group| group.flag("tolerate_half_close", false));
     let config = EdgeConfig {
+        file: PathBuf::from(file_name),
         nodes_listen: listeners.nodes?,
         clients_listen: listeners.clients?,
         clients_tls: listeners.clients_tls,
@@ -383,6 +388,7 @@ const TIMEOUTS: &[&str] = &[
     "registration_ms",
     "drain_ms",
     "command_ms",
+    "refresh_ms",
 ];
 
 /// Waits, and the queue's own. `[D-29]`
@@ -405,6 +411,7 @@ fn timeouts(root: &Group<'_>) -> (Timeouts, u64) {
         registration_ms: wait("registration_ms", bounds::REGISTRATION_MS),
         drain_ms: wait("drain_ms", bounds::DRAIN_TIMEOUT_MS),
         command_ms: wait("command_ms", bounds::COMMAND_MS),
+        refresh_ms: wait("refresh_ms", bounds::CONFIG_REFRESH_MS),
     };
     if timeouts.dead_ms < 2 * timeouts.heartbeat_ms
         && let Some(group) = &group

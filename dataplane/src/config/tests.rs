@@ -116,17 +116,18 @@ fn refused(old: &str, new: &str, mark: &str, field: &str, what: &str) {
 }
 
 fn provider(config: &EdgeConfig, id: &str) -> ProviderName {
-    config
+    let found = config
         .names
         .providers
         .iter()
         .find(|provider| provider.id == id)
-        .expect(id)
-        .clone()
+        .expect(id);
+    ProviderName::clone(found)
 }
 
 fn payload(config: &EdgeConfig, node: usize) -> NodeConfig {
-    map::decode_node_config(&config.names.nodes[node].config_payload).expect("our own payload")
+    map::decode_node_config(&config.names.nodes[node].config_payload.bytes)
+        .expect("our own payload")
 }
 
 #[test]
@@ -216,7 +217,7 @@ limits: {clients_max: 10, handshakes_max: 3, output_pool_bytes: 2 MiB, body_pool
          body_bytes_max: 64KiB, queue_waiters_max: 7, queue_bytes_max: 1 GiB}
 timeouts: {handshake_ms: 1, head_ms: 2, body_ms: 3, keep_alive_ms: 4, queue_wait_ms: 5,
            write_stall_ms: 6, heartbeat_ms: 7, dead_ms: 14, registration_ms: 9, drain_ms: 10,
-           command_ms: 11}
+           command_ms: 11, refresh_ms: 12}
 ingress: {tolerate_half_close: true}
 log: {level: debug, access: 1/100}
 ";
@@ -246,6 +247,7 @@ log: {level: debug, access: 1/100}
         registration_ms: 9,
         drain_ms: 10,
         command_ms: 11,
+        refresh_ms: 12,
     };
     assert_eq!(config.timeouts, timeouts);
     assert!(config.tolerate_half_close);
@@ -1105,6 +1107,7 @@ fn d29_no_wait_is_zero_and_the_dead_have_had_two_pings() {
         "registration_ms",
         "drain_ms",
         "command_ms",
+        "refresh_ms",
         "heartbeat_ms",
         "dead_ms",
     ];
@@ -1230,4 +1233,85 @@ fn the_annotated_example_loads() {
     );
     assert_eq!(config.log, bare.log);
     assert_eq!(provider(&config, "gpu-1-llama").response_wait_ms, 315_000);
+}
+
+// ── reload ────────────────────────────────────────────────────────────────────────────────────────
+
+const ROOM: Room = Room { nodes_max: 3 };
+
+fn reloaded(from: &str, to: &str) -> Reload {
+    let reload = good(from).reload(good(to), ROOM);
+    reload.unwrap_or_else(|error| panic!("refused:\n{error}\n{to}"))
+}
+
+/// What a running Edge refuses of a file that is right by itself: about which field, and what it says.
+fn not_reloaded(from: &str, to: &str, field: &str, what: &str) {
+    let error = good(from).reload(good(to), ROOM).expect_err(to);
+    let [problem] = &error.problems[..] else {
+        panic!("{error}")
+    };
+    assert_eq!(problem.field, field, "{problem}");
+    assert!(problem.what.contains(what), "{problem}");
+}
+
+#[test]
+fn a_reload_keeps_rows_names_what_changed_and_what_waits_for_a_restart() {
+    let to = changed("        capacity: 4\n", "        capacity: 5\n");
+    let to = to.replace("  - name: m1\n    providers: [p1, n2/p3]\n", "");
+    let to = to.replace("clients: 127.0.0.1:8080", "clients: 127.0.0.1:8081");
+    let to = format!("{to}timeouts: {{head_ms: 1}}\nshards: 2\nlog: {{access: all}}\n");
+    let Reload {
+        config,
+        changed,
+        restart,
+    } = reloaded(BASE, &to);
+    assert_eq!(
+        changed,
+        [
+            "node n1 changed: adapters",
+            "provider p1 changed: capacity, long_capacity",
+            "model m1 removed",
+            "timeouts changed: head_ms",
+        ]
+    );
+    assert_eq!(restart, ["listeners.clients", "shards", "log.access"]);
+    assert_eq!((config.shards, config.timeouts.head_ms), (1, 1));
+    assert_eq!(config.clients_listen, "127.0.0.1:8080".parse().unwrap());
+    // The file's only model stands in the old one's row, for the key as well.
+    let m2 = config.names.model_by_name(b"m2").unwrap();
+    assert_eq!(m2.row(), 1);
+    assert_eq!(config.keys[0].models, Some(vec![m2]));
+    let back = config
+        .reload(good(BASE), ROOM)
+        .expect("the first file again");
+    assert!(back.changed.contains(&"model m1 added".to_owned()));
+    assert_eq!(reloaded(BASE, BASE).changed, Vec::<String>::new());
+}
+
+#[test]
+fn a_reload_refuses_what_the_running_edge_must_not_do() {
+    let open = changed("clients: 127.0.0.1:8080", "clients: 0.0.0.0:8080");
+    let (keys, _) = BASE.split_once("keys:\n").unwrap();
+    // The file closes the listener, which takes a restart; until then it would serve everybody.
+    not_reloaded(&open, keys, "keys", "insecure_open");
+    assert!(good(&open).reload(good(&open), ROOM).is_ok());
+    let larger = format!("{BASE}limits: {{body_bytes_max: 63 MiB, body_pool_bytes: 2 GiB}}\n");
+    let small = format!("{BASE}limits: {{body_pool_bytes: 33 MiB}}\n");
+    not_reloaded(&small, &larger, "limits.body_bytes_max", "restart");
+    let more = ["n3", "n4"].map(|id| format!("nodes:\n  - id: {id}\n"));
+    let three = BASE.replace("nodes:\n  - id: n1", &format!("{}  - id: n1", more[0]));
+    assert!(
+        good(BASE).reload(good(&three), ROOM).is_ok(),
+        "exactly full"
+    );
+    let four = three.replace("nodes:\n  - id: n3", &format!("{}  - id: n3", more[1]));
+    not_reloaded(BASE, &four, "nodes", "room for 3");
+}
+
+#[test]
+fn keys_are_told_by_their_principal_and_never_by_their_hash() {
+    let hash = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
+    let to = changed(hash, &"ab".repeat(32)).replace("principal: alice", "principal: bob");
+    let changed = reloaded(BASE, &to).changed;
+    assert_eq!(changed, ["a key of alice removed", "a key of bob added"]);
 }

@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use glommio::net::{TcpListener, TcpStream};
-use iop_proto::ids::NodeIndex;
 use iop_proto::limits::HANDOVER_SLOTS;
 use iop_ring::parcel;
 use iop_ring::spsc::{Consumer, Producer};
@@ -35,8 +34,8 @@ pub struct NodeHandover {
     pub records: Option<Records>,
     /// Received behind the handshake, untouched: TLS records, or plaintext without `records`.
     pub early: Vec<u8>,
-    /// The configured node that the certificate names; `None` without certificate.
-    pub certified: Option<NodeIndex>,
+    /// The name in the certificate, of a configured node; `None` without certificate.
+    pub certificate_name: Option<String>,
     /// When the certificate ends, Unix seconds; `i64::MAX` without certificate. `[D-05]`
     pub not_after_unix: i64,
     pub peer: SocketAddr,

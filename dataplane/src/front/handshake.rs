@@ -12,11 +12,10 @@ use glommio::GlommioError;
 use glommio::net::TcpStream;
 use glommio::timer::timeout;
 use iop_control::names::Names;
-use iop_proto::ids::NodeIndex;
 use iop_proto::limits::{DRAIN_BYTES_MAX, DRAIN_MS_MAX, PLAINTEXT_PREFACE, RECORD_BYTES_MAX};
 use iop_proto::reason::Reason;
 
-use crate::tls::identity::{IdentityError, Role, identify};
+use crate::tls::identity::{Identity, IdentityError, Role, identify};
 use crate::tls::record::{EXTRA, HEADER};
 use crate::tls::{
     Alert, Established, HandshakeError, Records, ReplyBuf, ServerHandshake, ServerTls,
@@ -65,7 +64,7 @@ impl From<io::Error> for Refusal {
 pub(super) struct Ready {
     pub(super) records: Option<Records>,
     pub(super) early: Vec<u8>,
-    pub(super) certified: Option<NodeIndex>,
+    pub(super) certificate_name: Option<String>,
     pub(super) not_after_unix: i64,
 }
 
@@ -75,7 +74,7 @@ impl Ready {
         Self {
             records: None,
             early: Vec::new(),
-            certified: None,
+            certificate_name: None,
             not_after_unix: i64::MAX,
         }
     }
@@ -90,10 +89,14 @@ pub(super) async fn node_tls(
 ) -> Result<Ready, Refusal> {
     let mut established = shake(stream, tls, PLAINTEXT_ALERT).await?;
     match certified(&established, trust_domain, names) {
-        Ok((certified, not_after_unix)) => Ok(Ready {
+        Ok(Identity {
+            name,
+            not_after_unix,
+            ..
+        }) => Ok(Ready {
             records: Some(established.records),
             early: established.left,
-            certified: Some(certified),
+            certificate_name: Some(name),
             not_after_unix,
         }),
         Err(refusal) => {
@@ -109,18 +112,18 @@ fn certified(
     established: &Established,
     trust_domain: &str,
     names: &Names,
-) -> Result<(NodeIndex, i64), Refusal> {
+) -> Result<Identity, Refusal> {
     let refusal = |error: IdentityError| Refusal::new(error.reason(), error);
     let leaf = established.peer_certificates.first();
     let leaf = leaf.ok_or_else(|| refusal(IdentityError::NoCertificate))?;
     let identity = identify(leaf, trust_domain, Role::Node).map_err(refusal)?;
-    let node = names.node_by_certificate(&identity.name).ok_or_else(|| {
-        Refusal::new(
+    if names.node_by_certificate(&identity.name).is_none() {
+        return Err(Refusal::new(
             Reason::IdentityWrongName,
             format_args!("named {}", short(&identity.name)),
-        )
-    })?;
-    Ok((node, identity.not_after_unix))
+        ));
+    }
+    Ok(identity)
 }
 
 /// A name for a log line: SPIFFE characters only, cut.
@@ -161,7 +164,7 @@ pub(super) async fn client_tls(stream: &mut TcpStream, tls: &ServerTls) -> Resul
     Ok(Ready {
         records: Some(established.records),
         early: established.left,
-        certified: None,
+        certificate_name: None,
         not_after_unix: i64::MAX,
     })
 }

@@ -27,6 +27,7 @@ use iop_ring::spsc::Full;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::alloc::{Role, set_role};
+use crate::epoch::Current;
 use crate::guard::abort_on_unwind;
 use crate::tls::ServerTls;
 
@@ -86,6 +87,27 @@ pub trait FrontHooks: Send + 'static {
     fn refused(&mut self, kind: PeerKind, reason: Reason);
     /// Accept found no descriptor (or no memory) and pauses.
     fn accept_paused(&mut self, kind: PeerKind);
+    /// Its listener was shut: nothing is accepted there any more.
+    fn listener_closed(&mut self, kind: PeerKind);
+}
+
+/// What a reload replaces of the front: each connection is judged by what was current at its accept.
+#[derive(Clone, Debug)]
+pub struct FrontLive {
+    pub node_security: NodeSecurity,
+    /// `None`: plaintext HTTP.
+    pub client_tls: Option<ServerTls>,
+    pub names: Arc<Names>,
+    /// From accept to the end of the handshake, ms. `[D-29]`
+    pub handshake_ms: u64,
+    /// Unacknowledged data to a node ends its connection after this long, ms. `[D-03]`
+    pub dead_ms: u64,
+}
+
+impl FrontLive {
+    const fn handshake(&self) -> Duration {
+        Duration::from_millis(self.handshake_ms)
+    }
 }
 
 /// How nodes prove who they are.
@@ -106,18 +128,11 @@ pub struct FrontConfig {
     pub nodes: TcpListener,
     /// Listening, from [`bind`].
     pub clients: TcpListener,
-    pub node_security: NodeSecurity,
-    /// `None`: plaintext HTTP.
-    pub client_tls: Option<ServerTls>,
-    pub names: Arc<Names>,
+    pub live: FrontLive,
     /// Client connections at once, all shards together; one more is answered 503. `[D-33]`
     pub clients_max: u32,
     /// Connections in the front at once, at least 1 per listener. `[D-04]`
     pub handshakes_max: u32,
-    /// From accept to the end of the handshake, ms. `[D-29]`
-    pub handshake_ms: u64,
-    /// Unacknowledged data to a node ends its connection after this long, ms. `[D-03]`
-    pub dead_ms: u64,
     /// Core to pin the thread to.
     pub core: Option<usize>,
 }
@@ -144,6 +159,7 @@ pub struct FrontHandle {
     /// Second descriptors of the listeners: shutting one down ends the front's accept on it.
     nodes: Option<Arc<TcpListener>>,
     clients: Option<Arc<TcpListener>>,
+    live: Current<FrontLive>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -151,6 +167,12 @@ impl FrontHandle {
     /// Stops accepting clients, for a drain; those accepted already are still handed over. `[D-07]`
     pub fn close_clients(&mut self) {
         close(&mut self.clients);
+    }
+
+    /// What connections accepted from now on are judged by. Clones replace it too.
+    #[must_use]
+    pub fn live(&self) -> Current<FrontLive> {
+        self.live.clone()
     }
 
     /// Stops accepting, closes what is in a handshake, and waits for the thread.
@@ -199,9 +221,11 @@ pub fn spawn<H: FrontHooks>(
     config.clients.set_nonblocking(false)?;
     let nodes = Arc::new(config.nodes.try_clone()?);
     let clients = Arc::new(config.clients.try_clone()?);
+    let live = Current::new(Arc::new(config.live.clone()));
     let mut handle = FrontHandle {
         nodes: Some(Arc::clone(&nodes)),
         clients: Some(Arc::clone(&clients)),
+        live: live.clone(),
         thread: None,
     };
     let (started_tx, started_rx) = crossbeam_channel::bounded(1);
@@ -222,7 +246,7 @@ pub fn spawn<H: FrontHooks>(
                 // The spawner waits for exactly this one value.
                 let _spawner_gone = started_tx.send(started);
                 if let Some(executor) = executor {
-                    executor.run(run(config, [nodes, clients], doors, hooks));
+                    executor.run(run(config, live, [nodes, clients], doors, hooks));
                 }
             });
         })?;
@@ -264,12 +288,8 @@ impl Gate {
 }
 
 struct Front<H> {
-    node_security: NodeSecurity,
-    client_tls: Option<ServerTls>,
-    names: Arc<Names>,
+    live: Current<FrontLive>,
     clients_max: u64,
-    handshake: Duration,
-    dead: Duration,
     nodes: Gate,
     clients: Gate,
     doors: RefCell<Vec<ShardDoor>>,
@@ -283,26 +303,23 @@ struct Front<H> {
 
 async fn run<H: FrontHooks>(
     config: FrontConfig,
+    live: Current<FrontLive>,
     [nodes, clients]: [Arc<TcpListener>; 2],
     doors: Vec<ShardDoor>,
     hooks: H,
 ) {
     // Without TLS for clients every handshake is a node's.
-    let node_share = match config.client_tls {
+    let node_share = match config.live.client_tls {
         Some(_) => config.handshakes_max.div_ceil(2),
         None => config.handshakes_max,
     };
-    let client_share = match config.client_tls {
+    let client_share = match config.live.client_tls {
         Some(_) => config.handshakes_max / 2,
         None => config.handshakes_max, // no asymmetric work: it bounds waits for a lane
     };
     let front = Rc::new(Front {
-        node_security: config.node_security,
-        client_tls: config.client_tls,
-        names: config.names,
+        live,
         clients_max: u64::from(config.clients_max),
-        handshake: Duration::from_millis(config.handshake_ms),
-        dead: Duration::from_millis(config.dead_ms),
         nodes: Gate::new(node_share),
         clients: Gate::new(client_share),
         doors: RefCell::new(doors),
@@ -317,7 +334,13 @@ async fn run<H: FrontHooks>(
         (config.nodes, nodes, PeerKind::Node),
         (config.clients, clients, PeerKind::Client),
     ]
-    .map(|(listener, socket, kind)| spawn_local(serve(Rc::clone(&front), listener, socket, kind)));
+    .map(|(listener, socket, kind)| {
+        let front = Rc::clone(&front);
+        spawn_local(async move {
+            serve(&front, listener, socket, kind).await;
+            front.hooks.borrow_mut().listener_closed(kind);
+        })
+    });
     for task in serving {
         task.await;
     }
@@ -331,7 +354,7 @@ async fn run<H: FrontHooks>(
 
 /// Accepts until the listener is shut down. `socket`: the same socket, to be asked whether it was.
 async fn serve<H: FrontHooks>(
-    front: Rc<Front<H>>,
+    front: &Rc<Front<H>>,
     listener: TcpListener,
     socket: Arc<TcpListener>,
     kind: PeerKind,
@@ -415,13 +438,14 @@ impl<H: FrontHooks> Front<H> {
     /// One connection, from accept to the lane or to its end.
     async fn receive(&self, mut stream: TcpStream, kind: PeerKind) {
         self.hooks.borrow_mut().accepted(kind);
-        let peer = match self.prepare(&stream, kind) {
+        let live = self.live.get();
+        let peer = match prepare(&stream, kind, &live) {
             Ok(peer) => peer,
             Err(error) => return self.refused(kind, None, &error.into()),
         };
         let has_place = kind == PeerKind::Node || self.admit_client();
-        let refusal = match self.shake(&mut stream, kind).await {
-            Ok(ready) if has_place => match self.duplicate(&stream, kind).await {
+        let refusal = match shake(&mut stream, kind, &live).await {
+            Ok(ready) if has_place => match self.duplicate(&stream, kind, live.handshake()).await {
                 Ok(fd) => {
                     drop(stream); // ends the runtime's polls on the socket, before a shard has it
                     let parcel = Box::new(to_handover(kind, fd, ready, peer));
@@ -441,8 +465,13 @@ impl<H: FrontHooks> Front<H> {
     }
 
     /// A second descriptor, for the shard; waits for one as long as a handshake may take.
-    async fn duplicate(&self, stream: &TcpStream, kind: PeerKind) -> io::Result<OwnedFd> {
-        let deadline = Instant::now() + self.handshake;
+    async fn duplicate(
+        &self,
+        stream: &TcpStream,
+        kind: PeerKind,
+        limit: Duration,
+    ) -> io::Result<OwnedFd> {
+        let deadline = Instant::now() + limit;
         loop {
             match handover::duplicate(stream) {
                 Err(error)
@@ -454,46 +483,6 @@ impl<H: FrontHooks> Front<H> {
                 done => return done,
             }
         }
-    }
-
-    /// Socket options, and who it is. Fails when the peer has left already.
-    fn prepare(&self, stream: &TcpStream, kind: PeerKind) -> io::Result<SocketAddr> {
-        let fd = handover::borrow(stream);
-        let socket = SockRef::from(&fd);
-        socket.set_cloexec(true)?; // the runtime's accept does not always say so
-        socket.set_tcp_nodelay(true)?;
-        socket.set_tcp_keepalive(
-            &TcpKeepalive::new()
-                .with_time(KEEPALIVE_TIME)
-                .with_interval(KEEPALIVE_INTERVAL)
-                .with_retries(KEEPALIVE_PROBES),
-        )?;
-        match kind {
-            PeerKind::Node => socket.set_tcp_user_timeout(Some(self.dead))?,
-            PeerKind::Client => {}
-        }
-        let peer = socket.peer_addr()?.as_socket();
-        peer.ok_or_else(|| io::Error::other("not an IP socket"))
-    }
-
-    async fn shake(&self, stream: &mut TcpStream, kind: PeerKind) -> Result<Ready, Refusal> {
-        let shaking = async {
-            Ok(match (kind, &self.node_security, &self.client_tls) {
-                (PeerKind::Node, NodeSecurity::Tls { tls, trust_domain }, _) => {
-                    handshake::node_tls(stream, tls, trust_domain, &self.names).await
-                }
-                (PeerKind::Node, NodeSecurity::InsecurePlaintext, _) => {
-                    handshake::node_plaintext(stream).await
-                }
-                (PeerKind::Client, _, Some(tls)) => handshake::client_tls(stream, tls).await,
-                (PeerKind::Client, _, None) => Ok(Ready::untouched()),
-            })
-        };
-        timeout(self.handshake, shaking)
-            .await
-            .unwrap_or_else(|_: GlommioError<()>| {
-                Err(Refusal::new(Reason::TlsHandshakeTimeout, "deadline passed"))
-            })
     }
 
     /// Counts a client in, unless the Edge is full.
@@ -554,11 +543,53 @@ impl<H: FrontHooks> Front<H> {
     }
 }
 
+/// Socket options, and who it is. Fails when the peer has left already.
+fn prepare(stream: &TcpStream, kind: PeerKind, live: &FrontLive) -> io::Result<SocketAddr> {
+    let fd = handover::borrow(stream);
+    let socket = SockRef::from(&fd);
+    socket.set_cloexec(true)?; // the runtime's accept does not always say so
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(KEEPALIVE_TIME)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_PROBES),
+    )?;
+    match kind {
+        PeerKind::Node => {
+            socket.set_tcp_user_timeout(Some(Duration::from_millis(live.dead_ms)))?;
+        }
+        PeerKind::Client => {}
+    }
+    let peer = socket.peer_addr()?.as_socket();
+    peer.ok_or_else(|| io::Error::other("not an IP socket"))
+}
+
+async fn shake(stream: &mut TcpStream, kind: PeerKind, live: &FrontLive) -> Result<Ready, Refusal> {
+    let shaking = async {
+        Ok(match (kind, &live.node_security, &live.client_tls) {
+            (PeerKind::Node, NodeSecurity::Tls { tls, trust_domain }, _) => {
+                handshake::node_tls(stream, tls, trust_domain, &live.names).await
+            }
+            (PeerKind::Node, NodeSecurity::InsecurePlaintext, _) => {
+                handshake::node_plaintext(stream).await
+            }
+            (PeerKind::Client, _, Some(tls)) => handshake::client_tls(stream, tls).await,
+            (PeerKind::Client, _, None) => Ok(Ready::untouched()),
+        })
+    };
+    timeout(live.handshake(), shaking)
+        .await
+        .unwrap_or_else(|_: GlommioError<()>| {
+            Err(Refusal::new(Reason::TlsHandshakeTimeout, "deadline passed"))
+        })
+}
+
 fn to_handover(kind: PeerKind, fd: OwnedFd, ready: Ready, peer: SocketAddr) -> Handover {
     let Ready {
         records,
         early,
-        certified,
+        certificate_name,
         not_after_unix,
     } = ready;
     match kind {
@@ -566,7 +597,7 @@ fn to_handover(kind: PeerKind, fd: OwnedFd, ready: Ready, peer: SocketAddr) -> H
             fd,
             records,
             early,
-            certified,
+            certificate_name,
             not_after_unix,
             peer,
         }),

@@ -12,7 +12,9 @@
 //! ```
 //! A read stays armed in every phase; after early bytes a poll for hang-up takes its place. `[D-46]`
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
+use iop_control::names::ProviderName;
 use iop_control::step::Event;
 use iop_proto::catalog::Operation;
 use iop_proto::ids::{
@@ -31,6 +33,7 @@ use super::splice::ModelScanner;
 use super::transfer::Granted;
 use super::uring::{Kind, Token};
 use super::{Shard, slot_of};
+use crate::epoch::Epoch;
 use crate::front::handover::ClientHandover;
 use crate::keys::Caller;
 use crate::metrics::ShardMetric;
@@ -98,6 +101,9 @@ pub(super) struct Client {
     pub promised: u32,
     /// When the body began: the youngest gives way.
     pub body_since: Now,
+    /// What the request in progress was read under, until it is submitted; then, while a normalized run
+    /// answers it, what it was granted under. `[D-39]`
+    pub epoch: Option<Arc<Epoch>>,
     pub caller: Caller,
     pub model: Option<ModelIndex>,
     pub operation: Operation,
@@ -130,6 +136,8 @@ pub(super) struct Client {
     pub first_byte: Option<Now>,
     pub status: u16,
     pub provider: Option<ProviderIndex>,
+    /// The provider as it was configured when the lease was taken, while the connection moves to it.
+    pub lease: Option<Arc<ProviderName>>,
     pub reason: Option<Reason>,
     pub body_bytes_in: u64,
     pub body_bytes_out: u64,
@@ -153,6 +161,7 @@ impl Client {
             request: Request::default(),
             promised: 0,
             body_since: Now::default(),
+            epoch: None,
             caller: Caller::Anyone,
             model: None,
             operation: Operation::ChatCompletions,
@@ -178,6 +187,7 @@ impl Client {
             first_byte: None,
             status: 0,
             provider: None,
+            lease: None,
             reason: None,
             body_bytes_in: 0,
             body_bytes_out: 0,
@@ -564,6 +574,7 @@ impl Shard {
         }
         client.head_length = 0;
         client.parsed = None;
+        client.epoch = None;
         client.answer.clear(&mut self.sender.pool);
     }
 
@@ -599,18 +610,27 @@ impl Shard {
         waits.then_some(row)
     }
 
-    /// A lease: the waiting request becomes run `run` on `session`. `[D-32]`
+    /// A lease: the waiting request becomes run `run` on `session`. `lease`: what another shard brought
+    /// with the client; the shard that control told takes its own epoch's, which is control's. `[D-32]`
     pub(super) fn grant(
         &mut self,
         client: ClientRef,
         run: RunRef,
         session: SessionRef,
         provider: ProviderIndex,
+        lease: Option<Arc<ProviderName>>,
     ) {
         let waiting = self.waiting_client(client);
         if let Some(row) = waiting
+            && lease.is_none()
+        {
+            self.clients[row].epoch = Some(Arc::clone(&self.epoch));
+        }
+        if let Some(row) = waiting
             && session.shard != self.index
         {
+            let lease = Arc::clone(&self.config.names.providers[provider.row()]);
+            self.clients[row].lease = Some(lease);
             self.leave(
                 row,
                 Granted {
@@ -631,6 +651,8 @@ impl Shard {
             return;
         };
         let request = self.clients[row].request.take();
+        let lease =
+            lease.unwrap_or_else(|| Arc::clone(&self.config.names.providers[provider.row()]));
         self.clients[row].phase = Phase::Running { run: run.slot };
         self.clients[row].provider = Some(provider);
         let (generation, operation) = (self.clients[row].generation, self.clients[row].operation);
@@ -639,10 +661,13 @@ impl Shard {
             run,
             session,
             (slot_of(row), generation),
-            provider,
+            lease,
             operation,
             request,
         );
+        if self.runs[run.slot as usize].is_tunnel {
+            self.clients[row].epoch = None; // the answer names nothing of it
+        }
         self.queue_bulk(run.slot as usize);
     }
 

@@ -38,7 +38,7 @@ impl Shard {
 
     fn write_tunnel_head(&self, run: usize, out: &mut [u8]) -> Result<usize, Reason> {
         let mut model = [0; MODEL_JSON_BYTES_MAX];
-        let provider = self.config.names.provider(self.runs[run].provider);
+        let provider = self.runs[run].lease();
         let model = write_json_string(&mut model, &provider.target).ok_or(Reason::NodeRejected)?;
         let body_len = self.runs[run].request.spliced_bytes(true, model);
         let body_len = u32::try_from(body_len).map_err(|_| Reason::BodyTooLarge)?;
@@ -116,7 +116,7 @@ impl Shard {
         if !self.runs[run].is_tunnel {
             return 0;
         }
-        let provider = self.config.names.provider(self.runs[run].provider);
+        let provider = self.runs[run].lease();
         write_json_string(&mut self.scratch[..], &provider.target).expect("scratch is large")
     }
 
@@ -134,13 +134,13 @@ impl Shard {
 
     /// Adapter and target of the run's lease: what its request said, and its evidence must. `[I3.5]`
     pub(super) fn leased_binding(&self, run: usize) -> (&str, &str) {
-        let provider = self.config.names.provider(self.runs[run].provider);
+        let provider = self.runs[run].lease();
         (&provider.adapter, &provider.target)
     }
 
     fn tunnel_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
         let run = &self.runs[run];
-        let provider = self.config.names.provider(run.provider);
+        let provider = run.lease();
         let route = provider.route(run.operation);
         TunnelRequestHead {
             run_id: run.id.as_str(),
@@ -166,7 +166,7 @@ impl Shard {
         metadata: &'a [(&'a str, &'a str)],
     ) -> RunRequestHead<'a> {
         let run = &self.runs[run];
-        let provider = self.config.names.provider(run.provider);
+        let provider = run.lease();
         RunRequestHead {
             run_id: run.id.as_str(),
             adapter: &provider.adapter,

@@ -13,6 +13,7 @@ mod body;
 pub mod buffer;
 mod client;
 mod command;
+mod configure;
 mod dispatch;
 mod forward;
 mod handoff;
@@ -47,6 +48,7 @@ use iop_ring::spsc::Consumer;
 use crate::admin::AnswerSender;
 use crate::cold::access_log::AccessSink;
 use crate::config::{EdgeConfig, Limits, Timeouts};
+use crate::epoch::Epoch;
 use crate::front::handover::Handover;
 use crate::keys::KeyTable;
 use crate::lanes::{ShardEnd, Waker};
@@ -82,7 +84,8 @@ const NODE_BUFFERS: u16 = RECEIVE_BUFFERS as u16;
 #[expect(clippy::cast_possible_truncation, reason = "asserted in limits")]
 const CLIENT_BUFFERS: u16 = CLIENT_RECEIVE_BUFFERS as u16;
 
-/// What a shard needs of the configuration.
+/// What a shard needs of the configuration. Sizes are those of the start; the rest is the present
+/// epoch's.
 #[derive(Debug)]
 pub struct ShardConfig {
     pub names: Arc<Names>,
@@ -113,6 +116,12 @@ impl ShardConfig {
             output_blocks: share(config.limits.output_pool_bytes),
             body_blocks: share(config.limits.body_pool_bytes),
         }
+    }
+
+    /// Nodes that may be configured while the process lives: a connection each, and some to refuse.
+    #[must_use]
+    pub const fn nodes_max(&self) -> usize {
+        self.sessions_max - SESSIONS_EXTRA / 2
     }
 
     /// Bytes a shard reserves, by holder. The kernel commits a page when it is first touched.
@@ -172,8 +181,8 @@ impl ShardConfig {
 pub struct ShardParts {
     pub index: ShardIndex,
     pub config: ShardConfig,
-    pub keys: Arc<KeyTable>,
-    pub catalog: Arc<ModelCatalog>,
+    /// The configuration at start.
+    pub epoch: Arc<Epoch>,
     pub nonce: BootNonce,
     /// Random: request ids start from it.
     pub request_seed: u64,
@@ -195,6 +204,7 @@ pub struct ShardParts {
 pub struct Shard {
     index: ShardIndex,
     config: ShardConfig,
+    epoch: Arc<Epoch>,
     keys: Arc<KeyTable>,
     catalog: Arc<ModelCatalog>,
     nonce: BootNonce,
@@ -297,8 +307,9 @@ impl Shard {
         );
         Ok(Self {
             index,
-            keys: parts.keys,
-            catalog: parts.catalog,
+            keys: Arc::clone(&parts.epoch.keys),
+            catalog: Arc::clone(&parts.epoch.catalog),
+            epoch: parts.epoch,
             nonce: parts.nonce,
             request_seed: parts.request_seed,
             requests_made: 0,

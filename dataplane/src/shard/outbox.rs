@@ -6,7 +6,9 @@
 use std::collections::VecDeque;
 
 use iop_control::step::Event;
-use iop_proto::limits::{COMMANDS_PER_NODE_MAX, REPLIES_PER_SESSION_MAX, RUNS_PER_SHARD_MAX};
+use iop_proto::limits::{
+    COMMANDS_PER_NODE_MAX, REFRESHES_UNANSWERED_MAX, REPLIES_PER_SESSION_MAX, RUNS_PER_SHARD_MAX,
+};
 use iop_ring::spsc::{Full, Producer};
 
 #[derive(Debug)]
@@ -14,9 +16,10 @@ pub struct Outbox {
     owed: VecDeque<Event>,
 }
 
-/// Events one session can owe: its unanswered requests, answers to what it was asked, a GoAway, its
-/// close.
-const PER_SESSION: usize = (REPLIES_PER_SESSION_MAX + COMMANDS_PER_NODE_MAX) as usize + 2;
+/// Events one session can owe: its unanswered requests, answers to what it was asked, a GoAway, the end
+/// of its certificate, its close.
+const PER_SESSION: usize =
+    (REPLIES_PER_SESSION_MAX + COMMANDS_PER_NODE_MAX + REFRESHES_UNANSWERED_MAX) as usize + 3;
 /// Events one client can owe: a submit and its withdrawal.
 const PER_CLIENT: usize = 2;
 /// Events one run can owe: begun, and its final report.

@@ -2,6 +2,8 @@
 //!
 //! Lives on: one shard. Bound: one request per client; its body within `body_bytes_max` and the body
 //! pool, reserved before it is read. `[D-45]`
+use std::sync::Arc;
+
 use iop_control::step::Event;
 use iop_proto::catalog::Operation;
 use iop_proto::limits::{BODY_STEP_BYTES, NAME_BYTES_MAX};
@@ -38,6 +40,7 @@ impl Shard {
         self.new_request_id(row);
         let draining = self.draining;
         let client = &mut self.clients[row];
+        client.epoch = Some(Arc::clone(&self.epoch));
         client.parsed = Some(head);
         client.asked = Asked {
             head_only: head.method == Method::Head,
@@ -155,7 +158,7 @@ impl Shard {
 
     fn collect(&mut self, row: usize, data: &[u8]) -> Result<(), Reason> {
         let length = self.clients[row].request.body.bytes() + data.len() as u64;
-        if length > u64::from(self.config.limits.body_bytes_max) {
+        if length > self.body_bytes_max(row) {
             return Err(Reason::BodyTooLarge);
         }
         self.clients[row].scanner.push(data)?;
@@ -221,14 +224,16 @@ impl Shard {
             Err(reason) => return self.refuse(row, reason, 0),
         };
         let caller = client.caller;
+        let epoch = client.epoch.take();
+        let epoch = epoch.unwrap_or_else(|| Arc::clone(&self.epoch));
         let model = span
             .name()
-            .and_then(|name| self.config.names.model_by_name(name))
-            .filter(|&model| self.keys.permits(caller, model));
+            .and_then(|name| epoch.names.model_by_name(name))
+            .filter(|&model| epoch.keys.permits(caller, model));
         let Some(model) = model else {
             return self.refuse(row, Reason::ModelUnknown, 0);
         };
-        let threshold = u64::from(self.config.names.model(model).long_threshold_bytes);
+        let threshold = u64::from(epoch.names.model(model).long_threshold_bytes);
         let client = &mut self.clients[row];
         client.model = Some(model);
         client.request.model = span.start..span.end;

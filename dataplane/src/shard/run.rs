@@ -3,12 +3,12 @@
 //! Lives on: one shard, that of the node's session. Bound: `RUNS_PER_SHARD_MAX` slots; a slot gets
 //! exactly one final report (`NotSent`, `Terminal`, `Stalled`, `Lost`) and is free from then on.
 use core::ops::Range;
+use std::sync::Arc;
 
+use iop_control::names::ProviderName;
 use iop_control::step::{Ending, Event, Evidence};
 use iop_proto::catalog::Operation;
-use iop_proto::ids::{
-    BootNonce, ClientRef, Now, ProviderIndex, RunId, RunRef, ShardIndex, SlotGeneration,
-};
+use iop_proto::ids::{BootNonce, ClientRef, Now, RunId, RunRef, ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
 
 use super::body::Request;
@@ -38,7 +38,8 @@ pub(super) struct Run {
     pub session: (u32, u32),
     /// Slot and tenant of the client that waits; `NONE` once it is settled.
     pub client: (u32, u32),
-    pub provider: ProviderIndex,
+    /// The provider as it was configured when the lease was taken; `None` in a free slot. `[I3.5]`
+    pub lease: Option<Arc<ProviderName>>,
     /// The provider is reached by a raw tunnel, else by a normalized run. `[A-62]` `[I3.4]`
     pub is_tunnel: bool,
     pub operation: Operation,
@@ -53,7 +54,8 @@ pub(super) struct Run {
     /// The next frame must come until then, and how long after this one. `[D-29]`
     pub deadline: Now,
     pub response_wait_ms: u64,
-    /// Neighbours in the session's bulk queue.
+    /// Place in the session's bulk queue, and neighbours there.
+    pub ticket: u64,
     pub before: u32,
     pub behind: u32,
     /// A tenant that control ended before it arrived. `[D-32]`
@@ -73,7 +75,7 @@ impl Run {
             reference,
             session: (NONE, 0),
             client: (NONE, 0),
-            provider: ProviderIndex::new(0).expect("row 0 is in every table"),
+            lease: None,
             is_tunnel: true,
             operation: Operation::ChatCompletions,
             request: Request::default(),
@@ -82,6 +84,7 @@ impl Run {
             cancelled: false,
             deadline: Now::default(),
             response_wait_ms: 0,
+            ticket: 0,
             before: NONE,
             behind: NONE,
             dead: None,
@@ -90,6 +93,16 @@ impl Run {
 
     pub(super) const fn is_live(&self) -> bool {
         !matches!(self.stage, Stage::Free)
+    }
+
+    /// The provider as its lease has it, whatever the configuration says now.
+    ///
+    /// # Panics
+    /// For a free slot.
+    pub(super) fn lease(&self) -> &ProviderName {
+        self.lease
+            .as_ref()
+            .expect("a run that is not over has a lease")
     }
 
     pub(super) const fn has_client(&self) -> bool {
@@ -112,13 +125,12 @@ impl Shard {
         reference: RunRef,
         session: (u32, u32),
         client: (u32, u32),
-        provider: ProviderIndex,
+        lease: Arc<ProviderName>,
         operation: Operation,
         request: Request,
     ) {
-        let configured = self.config.names.provider(provider);
-        let response_wait_ms = configured.response_wait_ms;
-        let is_tunnel = configured.kind.is_tunnel();
+        let response_wait_ms = lease.response_wait_ms;
+        let is_tunnel = lease.kind.is_tunnel();
         let row = reference.slot as usize;
         assert!(
             !self.runs[row].is_live(),
@@ -130,7 +142,7 @@ impl Shard {
             reference,
             session,
             client,
-            provider,
+            lease: Some(lease),
             is_tunnel,
             operation,
             request,
@@ -139,6 +151,7 @@ impl Shard {
             cancelled: false,
             deadline: self.now.after_ms(response_wait_ms),
             response_wait_ms,
+            ticket: 0,
             before: NONE,
             behind: NONE,
             dead: None,
@@ -244,6 +257,7 @@ impl Shard {
         let run = &mut self.runs[row];
         run.stage = Stage::Free;
         run.client = (NONE, 0);
+        run.lease = None;
         self.runs_live -= 1;
     }
 

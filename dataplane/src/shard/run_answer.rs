@@ -35,6 +35,7 @@ use crate::tls::Records;
 const EVENT_BYTES_EXTRA: usize = 256 + 6 * NAME_BYTES_MAX as usize;
 /// A head of ours: fixed fields, a length, a request id.
 const HEAD_ROOM_BYTES: usize = 1024;
+const HOLDS_EPOCH: &str = "a normalized run's client holds its configuration";
 const EVENT_STREAM: [(&[u8], &[u8]); 2] = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
@@ -337,12 +338,14 @@ impl Shard {
         let mut created = [0; DECIMAL_BYTES_MAX];
         let client = &self.clients[row];
         let id = client.own_id;
-        let catalog = std::sync::Arc::clone(&self.catalog); // cold: once per request
+        let epoch = std::sync::Arc::clone(client.epoch.as_ref().expect(HOLDS_EPOCH)); // once per request
         let shape = Shape {
             operation: client.operation,
             id: &id,
             created: decimal(client.answer.created, &mut created),
-            model: catalog.name(client.model.expect("a run is of a model")),
+            model: epoch
+                .catalog
+                .name(client.model.expect("a run is of a model")),
         };
         let before = shape.before_text(is_null);
         let behind = shape.behind_text(is_null, calls, finish, usage);
@@ -387,10 +390,7 @@ impl Shard {
             self.note_first_byte(row);
         }
         let Self {
-            clients,
-            catalog,
-            sender,
-            ..
+            clients, sender, ..
         } = self;
         let client = &mut clients[row];
         if client.phase == Phase::Closing {
@@ -404,14 +404,16 @@ impl Shard {
             answer,
             operation,
             model,
+            epoch,
             framing,
             ..
         } = client;
+        let epoch = epoch.as_ref().expect(HOLDS_EPOCH);
         let shape = Shape {
             operation: *operation,
             id: own_id,
             created: decimal(answer.created, &mut created),
-            model: catalog.name(model.expect("a run is of a model")),
+            model: epoch.catalog.name(model.expect("a run is of a model")),
         };
         let event = shape.event(choice, usage);
         let sent = append_body(sender, output, records.as_mut(), *framing, event);

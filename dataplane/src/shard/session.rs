@@ -8,7 +8,9 @@
 //! Open --close_session--> Closing --runs settled, operations joined--> Free
 //! ```
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
+use iop_control::names::NodePayload;
 use iop_control::step::Event;
 use iop_proto::framing::{MessageType, envelope_len};
 use iop_proto::ids::{NodeIndex, Now, SessionRef, ShardIndex, SlotGeneration};
@@ -23,6 +25,7 @@ use iop_proto::view::{
 };
 
 use super::command::Questions;
+use super::configure::Refreshes;
 use super::inbound::{Inbound, Plain};
 use super::run::{NONE, Stage};
 use super::uring::{Kind, Token};
@@ -84,9 +87,12 @@ pub(super) struct Session {
     pub state: State,
     pub fd: Option<OwnedFd>,
     pub records: Option<Records>,
-    certified: Option<NodeIndex>,
-    /// The peer proved an identity; false only in insecure mode.
-    identified: bool,
+    /// The name its certificate bears; `None` only in insecure mode.
+    certificate_name: Option<String>,
+    /// When the certificate ends, Unix seconds. `[D-05]`
+    pub not_after_unix: i64,
+    /// Control was told that it has.
+    pub expiry_told: bool,
     pub standing: Standing,
     inbound: Inbound,
     partial: Option<&'static mut [u8]>,
@@ -94,6 +100,9 @@ pub(super) struct Session {
     assembly: Option<Assembly>,
     cut: Option<Cut>,
     pub writer: Writer,
+    pub refreshes: Refreshes,
+    /// The configuration last sent on this connection. `[A-03]`
+    pub payload: Option<Arc<NodePayload>>,
     /// Operations the kernel has not completed.
     pub operations: u8,
     receiving: bool,
@@ -102,7 +111,7 @@ pub(super) struct Session {
     opened: Now,
     replies_owed: u32,
     /// Control knows of it and must hear of its close.
-    announced: bool,
+    pub announced: bool,
     pub close_when_flushed: Option<Reason>,
     violations: u32,
     violations_since: Now,
@@ -117,8 +126,9 @@ impl Session {
             state: State::Free,
             fd: None,
             records: None,
-            certified: None,
-            identified: false,
+            certificate_name: None,
+            not_after_unix: i64::MAX,
+            expiry_told: false,
             standing: Standing::Identified,
             inbound: Inbound::default(),
             partial: None,
@@ -126,6 +136,8 @@ impl Session {
             assembly: None,
             cut: None,
             writer: Writer::default(),
+            refreshes: Refreshes::default(),
+            payload: None,
             operations: 0,
             receiving: false,
             last_read: Now::default(),
@@ -151,7 +163,7 @@ impl Session {
         self.is_open(generation) && self.standing == Standing::Ready
     }
 
-    fn reference(&self, shard: ShardIndex, slot: usize) -> SessionRef {
+    pub(super) fn reference(&self, shard: ShardIndex, slot: usize) -> SessionRef {
         SessionRef {
             shard,
             slot: slot_of(slot),
@@ -183,9 +195,9 @@ impl Shard {
             generation,
             state: State::Open,
             fd: Some(handover.fd),
-            identified: handover.records.is_some(),
             records: handover.records,
-            certified: handover.certified,
+            certificate_name: handover.certificate_name,
+            not_after_unix: handover.not_after_unix,
             last_read: self.now,
             last_write: self.now,
             opened: self.now,
@@ -567,6 +579,7 @@ impl Shard {
             MessageType::NodeCommandResponse => {
                 self.command_answer(row, view.reply_to, view.payload)
             }
+            MessageType::NodeConfigRefreshResponse => self.refresh_answered(row, view.payload),
             other => self.unasked(other, view.payload),
         }
     }
@@ -596,11 +609,10 @@ impl Shard {
         let view = RegisterRequestView::parse(payload).map_err(|error| error.reason())?;
         let claimed = self.config.names.node_by_id(view.node_id);
         let session = self.owe_reply(row)?;
-        let slot = &self.sessions[row];
-        let certified = if slot.identified {
-            slot.certified
-        } else {
-            claimed
+        // By the same table as the claim: the front may have judged by another.
+        let certified = match &self.sessions[row].certificate_name {
+            Some(name) => self.config.names.node_by_certificate(name),
+            None => claimed,
         };
         self.outbox.owe(Event::Register {
             session,
@@ -848,6 +860,8 @@ impl Shard {
         session.writer.clear(&mut self.wire);
         session.records = None;
         session.fd = None;
+        session.refreshes = Refreshes::default();
+        session.payload = None;
         session.state = State::Free;
         self.free_sessions.push(slot_of(row));
     }

@@ -293,6 +293,7 @@ impl Shard {
             return;
         }
         self.clients[row].request = request;
+        let lease = self.clients[row].lease.take();
         let reference = self.client_reference(row);
         let slot = granted.run.slot as usize;
         if self.runs[slot].dead.take() == Some(granted.run) {
@@ -301,7 +302,12 @@ impl Shard {
                 client: Some(reference),
             });
         } else {
-            self.grant(reference, granted.run, granted.session, granted.provider);
+            let Granted {
+                run,
+                session,
+                provider,
+            } = granted;
+            self.grant(reference, run, session, provider, lease);
         }
         self.arm_client_input(row);
     }

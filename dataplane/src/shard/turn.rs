@@ -260,6 +260,12 @@ impl Shard {
                 reply_to,
                 refusal,
             } => self.ready_reply(session, reply_to, refusal),
+            Effect::Refresh {
+                session,
+                refresh,
+                node,
+            } => self.refresh(session, refresh, node),
+            Effect::Configure { epoch, .. } => self.configure(epoch),
             Effect::Close { session, cause } => {
                 if let Some(row) = self.session_of(session) {
                     self.close_session(row, cause);
@@ -270,7 +276,7 @@ impl Shard {
                 run,
                 session,
                 provider,
-            } => self.grant(client, run, session, provider),
+            } => self.grant(client, run, session, provider, None),
             Effect::Refuse {
                 client,
                 reason,
@@ -350,9 +356,7 @@ impl Shard {
             return;
         }
         self.swept = self.now;
-        for row in 0..self.sessions.len() {
-            self.session_due(row);
-        }
+        self.sessions_due();
         for row in 0..self.clients_high {
             self.client_due(row);
         }

@@ -11,6 +11,7 @@
 //! ```
 //! An envelope begun is finished first; then control; then the next bulk envelope.
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use iop_control::step::Event;
 use iop_proto::ids::{NodeIndex, RunId};
@@ -53,6 +54,8 @@ pub(super) struct Writer {
     first: u32,
     last: u32,
     current: Option<Bulk>,
+    /// Places given in the bulk queue.
+    tickets: u64,
     /// Bytes for the socket: sealed records, or plain in insecure mode.
     pub sealed: Chain,
     /// Bytes of the waiting send in the kernel.
@@ -67,6 +70,7 @@ impl Default for Writer {
             first: NONE,
             last: NONE,
             current: None,
+            tickets: 0,
             sealed: Chain::EMPTY,
             armed: None,
             pong: None,
@@ -89,13 +93,19 @@ impl Writer {
             && self.current.is_none()
     }
 
+    /// A place in the bulk queue behind all others.
+    pub(super) const fn ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
+    }
+
     pub(super) const fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 }
 
 /// A small envelope with its length prefix.
-const SMALL_BYTES: usize = 1024;
+pub(super) const SMALL_BYTES: usize = 1024;
 /// Sealed bytes up to which another request is begun: with it they go in one send.
 const BEGIN_BELOW_BYTES: u64 = BLOCK_BYTES as u64 / 2;
 
@@ -167,19 +177,24 @@ impl Shard {
         node: Option<NodeIndex>,
         refusal: Option<Reason>,
     ) -> Result<(), Reason> {
-        let names = std::sync::Arc::clone(&self.config.names);
+        let names = Arc::clone(&self.config.names);
+        let mut payload = Arc::default();
         let reply = match (node, refusal) {
-            (Some(node), None) => RegisterReply::Accepted {
-                node_id: &names.node(node).id,
-                config_payload: &names.node(node).config_payload,
-            },
+            (Some(node), None) => {
+                let held = self.sessions[row].payload.take();
+                payload = held.unwrap_or_else(|| Arc::clone(&names.node(node).config_payload));
+                self.sessions[row].payload = Some(Arc::clone(&payload));
+                RegisterReply::Accepted {
+                    node_id: &names.node(node).id,
+                    config_payload: &payload.bytes,
+                }
+            }
             (_, refusal) => RegisterReply::Rejected {
                 reason: refusal.unwrap_or(Reason::NodeUnknown).text(),
             },
         };
-        let payload = node.map_or(0, |node| names.node(node).config_payload.len());
         // Once per registration, as long as the node's configuration: not on the path of a frame.
-        let mut bytes = vec![0; payload + SMALL_BYTES];
+        let mut bytes = vec![0; payload.bytes.len() + SMALL_BYTES];
         let length = view::register_response(reply_to, reply, &mut bytes)
             .map_err(|_| Reason::EnvelopeTooLong)?;
         self.queue_control(row, &bytes[..length])
@@ -200,6 +215,7 @@ impl Shard {
         let row = self.runs[run].session.0 as usize;
         let writer = &mut self.sessions[row].writer;
         let slot = slot_of(run);
+        self.runs[run].ticket = writer.ticket();
         (self.runs[run].before, self.runs[run].behind) = (writer.last, NONE);
         match writer.last {
             NONE => writer.first = slot,
@@ -265,10 +281,14 @@ impl Shard {
             self.seal_control(row)?;
             let writer = &self.sessions[row].writer;
             let may_begin = writer.armed.is_none() && writer.sealed.bytes() < BEGIN_BELOW_BYTES;
-            if writer.first == NONE || !may_begin {
-                return Ok(());
+            let first = (writer.first != NONE).then_some(writer.first as usize);
+            let ticket = first.map(|run| self.runs[run].ticket);
+            match first {
+                _ if !may_begin => return Ok(()),
+                _ if self.sessions[row].refreshes.is_before(ticket) => self.begin_refresh(row)?,
+                Some(run) => self.begin_bulk(row, run)?,
+                None => return Ok(()),
             }
-            self.begin_bulk(row, writer.first as usize)?;
         }
     }
 

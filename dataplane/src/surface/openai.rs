@@ -75,14 +75,12 @@ fn put_fields(text: &mut Writer<'_>, reason: Reason) -> Result<(), NoRoom> {
 pub struct ModelCatalog {
     /// Objects one after another, without commas.
     text: Vec<u8>,
-    /// Where each model's object ends, by row.
+    /// Where each model's object ends, by row; that of a model which is gone is empty.
     ends: Vec<usize>,
-    /// Where its name ends in there.
+    /// Every model's name as a JSON string, one after another, and where each ends.
+    name_text: Vec<u8>,
     name_ends: Vec<usize>,
 }
-
-/// What a model's object begins with, its name behind it.
-const MODEL_START: &[u8] = b"{\"id\":";
 
 const LIST_START: &[u8] = b"{\"object\":\"list\",\"data\":[";
 const LIST_END: &[u8] = b"]}";
@@ -90,21 +88,31 @@ const LIST_END: &[u8] = b"]}";
 impl ModelCatalog {
     #[must_use]
     pub fn new(names: &Names) -> Self {
-        let (mut text, mut ends, mut name_ends) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut text, mut ends) = (Vec::new(), Vec::new());
+        let (mut name_text, mut name_ends) = (Vec::new(), Vec::new());
         // Six bytes for each of the name's, were it all control characters, and the rest.
         let mut object = vec![0; 6 * NAME_BYTES_MAX as usize + 128];
-        for model in &names.models {
+        for (row, model) in names.models.iter().enumerate() {
+            if ModelIndex::new(row).is_some_and(|index| names.has_model(index)) {
+                let mut out = Writer::new(&mut object);
+                put_model(&mut out, &model.name, model.created)
+                    .expect("a name of NAME_BYTES_MAX fits");
+                let len = out.written();
+                text.extend_from_slice(&object[..len]);
+            }
+            // A request that has begun goes on to name a model that is gone.
             let mut out = Writer::new(&mut object);
-            let name_end = put_model(&mut out, &model.name, model.created)
+            out.put_json_string(&model.name)
                 .expect("a name of NAME_BYTES_MAX fits");
-            name_ends.push(text.len() + name_end);
             let len = out.written();
-            text.extend_from_slice(&object[..len]);
+            name_text.extend_from_slice(&object[..len]);
+            name_ends.push(name_text.len());
             ends.push(text.len());
         }
         Self {
             text,
             ends,
+            name_text,
             name_ends,
         }
     }
@@ -112,19 +120,13 @@ impl ModelCatalog {
     /// The model's name as a JSON string.
     #[must_use]
     pub fn name(&self, model: ModelIndex) -> &[u8] {
-        let start = self.start(model) + MODEL_START.len();
-        &self.text[start..self.name_ends[model.row()]]
-    }
-
-    fn start(&self, model: ModelIndex) -> usize {
-        let before = model.row().checked_sub(1);
-        before.map_or(0, |before| self.ends[before])
+        &self.name_text[start(&self.name_ends, model)..self.name_ends[model.row()]]
     }
 
     /// Answer to `GET /v1/models/{id}`.
     #[must_use]
     pub fn model(&self, model: ModelIndex) -> &[u8] {
-        &self.text[self.start(model)..self.ends[model.row()]]
+        &self.text[start(&self.ends, model)..self.ends[model.row()]]
     }
 
     /// Answer to `GET /v1/models` in pieces: the models that `caller` may name, in configured order.
@@ -135,7 +137,8 @@ impl ModelCatalog {
     ) -> impl Iterator<Item = &'a [u8]> + Clone + 'a {
         let permitted = (0..self.ends.len())
             .filter_map(ModelIndex::new)
-            .filter(move |&model| keys.permits(caller, model));
+            .filter(move |&model| keys.permits(caller, model))
+            .filter(|&model| !self.model(model).is_empty());
         let objects = permitted.enumerate().flat_map(|(place, model)| {
             let comma: &[u8] = if place == 0 { b"" } else { b"," };
             [comma, self.model(model)]
@@ -152,15 +155,18 @@ impl ModelCatalog {
     }
 }
 
-/// Writes a model's object; where its name ends.
-fn put_model(text: &mut Writer<'_>, name: &str, created: u64) -> Result<usize, NoRoom> {
-    text.put(MODEL_START)?;
+/// Where the piece of `model` starts, of pieces that end at `ends`.
+fn start(ends: &[usize], model: ModelIndex) -> usize {
+    let before = model.row().checked_sub(1);
+    before.map_or(0, |before| ends[before])
+}
+
+fn put_model(text: &mut Writer<'_>, name: &str, created: u64) -> Result<(), NoRoom> {
+    text.put(b"{\"id\":")?;
     text.put_json_string(name)?;
-    let name_end = text.written();
     text.put(b",\"object\":\"model\",\"created\":")?;
     text.put_decimal(created)?;
-    text.put(b",\"owned_by\":\"iop\"}")?;
-    Ok(name_end)
+    text.put(b",\"owned_by\":\"iop\"}")
 }
 
 /// The model id that a path holds percent-encoded, decoded into `out`. `None` for a broken escape or

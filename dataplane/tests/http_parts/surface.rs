@@ -1,5 +1,5 @@
 //! Error shapes, in-band errors, the list of models.
-use iop_control::names::{ModelName, Names, QueueLimits};
+use iop_control::names::{Gone, ModelName, Names, QueueLimits, Waits};
 use iop_dataplane::config::ApiKey;
 use iop_dataplane::keys::{Caller, KeyTable};
 use iop_dataplane::shard::http1::{Allow, Asked, Version};
@@ -206,6 +206,8 @@ fn names(models: &[&str]) -> Names {
             waiting_bytes_max: 1,
             wait_ms: 1,
         },
+        waits: Waits::default(),
+        gone: Gone::default(),
     }
 }
 

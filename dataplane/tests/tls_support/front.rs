@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use iop_control::names::{Names, NodeName, QueueLimits};
+use iop_control::names::{Gone, Names, NodeName, QueueLimits, Waits};
 use iop_dataplane::front::{
-    self, ClientHandover, FrontConfig, FrontHandle, FrontHooks, Handover, NodeHandover,
+    self, ClientHandover, FrontConfig, FrontHandle, FrontHooks, FrontLive, Handover, NodeHandover,
     NodeSecurity, PeerKind, ShardDoor,
 };
 use iop_dataplane::lanes::Waker;
@@ -29,6 +29,7 @@ pub(crate) enum Seen {
     HandedOver(PeerKind),
     Refused(PeerKind, Reason),
     Paused(PeerKind),
+    Closed(PeerKind),
 }
 
 #[derive(Default)]
@@ -71,6 +72,10 @@ impl FrontHooks for Hooks {
 
     fn accept_paused(&mut self, kind: PeerKind) {
         self.tell(Seen::Paused(kind));
+    }
+
+    fn listener_closed(&mut self, kind: PeerKind) {
+        self.tell(Seen::Closed(kind));
     }
 }
 
@@ -140,13 +145,15 @@ impl World {
         let mut config = FrontConfig {
             nodes,
             clients,
-            node_security,
-            client_tls: None,
-            names: Arc::new(names(&["n1", "n2"])),
+            live: FrontLive {
+                node_security,
+                client_tls: None,
+                names: Arc::new(names(&["n1", "n2"])),
+                handshake_ms: limits::TLS_HANDSHAKE_MS,
+                dead_ms: limits::DEAD_MS,
+            },
             clients_max: 100,
             handshakes_max: limits::HANDSHAKES_MAX,
-            handshake_ms: limits::TLS_HANDSHAKE_MS,
-            dead_ms: limits::DEAD_MS,
             core: None,
         };
         change(&mut config);
@@ -235,7 +242,7 @@ fn names(nodes: &[&str]) -> Names {
             .map(|&name| NodeName {
                 id: format!("id-of-{name}"),
                 certificate_name: name.to_owned(),
-                config_payload: Vec::new(),
+                config_payload: Arc::default(),
             })
             .collect(),
         providers: Vec::new(),
@@ -245,5 +252,7 @@ fn names(nodes: &[&str]) -> Names {
             waiting_bytes_max: 1,
             wait_ms: 1,
         },
+        waits: Waits::default(),
+        gone: Gone::default(),
     }
 }

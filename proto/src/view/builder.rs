@@ -9,13 +9,15 @@
 use core::fmt;
 
 use super::key::{
-    cancel as cancel_key, entry, envelope, features as features_key, frame, go_away as go_away_key,
-    ping as ping_key, ready_request as ready_request_key, ready_response as ready_response_key,
+    cancel as cancel_key, config_refresh as config_refresh_key, entry, envelope,
+    features as features_key, frame, go_away as go_away_key, ping as ping_key,
+    ready_request as ready_request_key, ready_response as ready_response_key,
     register_response as register_response_key, run_request, tunnel_request, usage as usage_key,
     window as window_key,
 };
 use crate::domain::{FrameKind, Usage};
 use crate::framing::MessageType;
+use crate::ids::RefreshId;
 use crate::limits::{ENVELOPE_TO_EDGE_BYTES_MAX, ENVELOPE_TO_NODE_BYTES_MAX, LENGTH_PREFIX_BYTES};
 
 const PREFIX: usize = LENGTH_PREFIX_BYTES as usize;
@@ -210,10 +212,20 @@ fn seal(
     out: &mut [u8],
     fields: impl Fn(&mut Sink<'_>),
 ) -> Result<usize, BuildError> {
+    seal_as(kind, 0, reply_to, out, fields)
+}
+
+fn seal_as(
+    kind: MessageType,
+    id: u64,
+    reply_to: u64,
+    out: &mut [u8],
+    fields: impl Fn(&mut Sink<'_>),
+) -> Result<usize, BuildError> {
     let payload_len = measure(&fields);
     let head = EnvelopeHead {
         kind,
-        id: 0,
+        id,
         reply_to,
         payload_len,
     };
@@ -502,6 +514,39 @@ pub fn ready_response(
             refusal.unwrap_or_default().as_bytes(),
         );
     })
+}
+
+/// `NodeConfigRefreshRequest`: replaces the node's whole configuration, which travels as already encoded
+/// bytes. `[R-260]`
+///
+/// # Errors
+/// `NoRoom`, `TooLong`.
+pub fn config_refresh(
+    refresh: RefreshId,
+    config_payload: &[u8],
+    out: &mut [u8],
+) -> Result<usize, BuildError> {
+    let (digits, first) = decimal(refresh.get());
+    let kind = MessageType::NodeConfigRefreshRequest;
+    seal_as(kind, refresh.get(), 0, out, |sink| {
+        sink.bytes(config_refresh_key::REQUEST_ID, &digits[first..]);
+        sink.open(config_refresh_key::CONFIG, config_payload.len());
+        sink.raw(config_payload);
+    })
+}
+
+/// The decimal digits of `value`: from the second on, in the array.
+fn decimal(mut value: u64) -> ([u8; 20], usize) {
+    let mut digits = [b'0'; 20];
+    let mut first = digits.len() - 1;
+    loop {
+        digits[first] = b"0123456789"[(value % 10) as usize];
+        value /= 10;
+        if value == 0 {
+            return (digits, first);
+        }
+        first -= 1;
+    }
 }
 
 /// `CancelRequest` of a run or tunnel. `[R-251]`

@@ -62,6 +62,7 @@ keys! {
         RUN_ID = 1 LEN, ADAPTER = 2 LEN, TARGET = 3 LEN, INPUT = 4 LEN, METADATA = 5 LEN,
         TIMEOUT = 7 VARINT, STALL_TIMEOUT = 8 VARINT,
     }
+    config_refresh { REQUEST_ID = 1 LEN, CONFIG = 2 LEN, }
     register_response { ACCEPTED = 1 VARINT, REASON = 2 LEN, NODE_ID = 3 LEN, CONFIG = 4 LEN, }
     ready_response { READY = 1 VARINT, REASON = 2 LEN, }
     cancel { RUN_ID = 1 LEN, }

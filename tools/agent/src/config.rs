@@ -205,7 +205,7 @@ struct EdgeSection {
 #[serde(deny_unknown_fields)]
 struct PkiSection {
     ca: Spanned<String>,
-    cert: Spanned<String>,
+    certificate: Spanned<String>,
     key: Spanned<String>,
 }
 
@@ -323,7 +323,7 @@ impl Judge<'_> {
         let name = part("edge.name", &file.edge.name)?;
         Ok(Security::Mutual {
             ca: self.file("pki.ca", &pki.ca)?,
-            cert: self.file("pki.cert", &pki.cert)?,
+            cert: self.file("pki.certificate", &pki.certificate)?,
             key: self.file("pki.key", &pki.key)?,
             edge_id: format!("spiffe://{domain}/edge/{name}"),
         })
@@ -486,7 +486,7 @@ edge:
   name: edge-1
 pki:
   ca: pki/ca.pem
-  cert: /abs/node.pem
+  certificate: /abs/node.pem
   key: pki/node.key
 ";
 

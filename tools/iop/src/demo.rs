@@ -27,10 +27,9 @@ use tokio::time::{sleep, timeout};
 use crate::model_server::{self, Counts, Settings};
 use crate::pki::PkiError;
 
-pub(crate) mod http;
 mod stage;
 
-use http::HttpError;
+use crate::http::{self, HttpError};
 use stage::{Addresses, Directory, Files, Part};
 
 const MODEL: &str = "iop-demo";
@@ -365,7 +364,7 @@ async fn stream(
     let before = Look::take(addresses.admin).await?;
     let begun = Instant::now();
     let request = request();
-    let asked = http::post(addresses.clients, "/v1/chat/completions", &request);
+    let asked = http::post(addresses.clients, "/v1/chat/completions", "", &request);
     let answer = timeout(ANSWER_WITHIN, asked)
         .await
         .map_err(|_| DemoError::Silent { what })?;

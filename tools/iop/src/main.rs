@@ -5,7 +5,9 @@
 //! Exit codes: 0 done, 1 the command failed, 2 it was called wrongly.
 mod check;
 mod demo;
+mod http;
 mod model_server;
+mod operate;
 mod pki;
 
 use std::error::Error;
@@ -41,6 +43,10 @@ enum Command {
     Edge(ConfigArgs),
     /// Run a node agent: dials an Edge and calls the model servers beside it
     Node(ConfigArgs),
+    /// Have the running Edge read its configuration and certificates again
+    Reload(operate::ReloadArgs),
+    /// Have the running Edge give a node nothing new and close its connection when it is done
+    DrainNode(operate::DrainArgs),
     /// Show all of it at work: an Edge, a node and a model server on this host, one streamed answer
     Demo(demo::DemoArgs),
     /// Certificates: an authority of one's own, nodes, Edges
@@ -82,6 +88,8 @@ fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
             drop(out);
             return node(args);
         }
+        Command::Reload(args) => return Ok(operate::reload(args, &mut out)?),
+        Command::DrainNode(args) => return Ok(operate::drain_node(args, &mut out)?),
         Command::Demo(args) => return Ok(demo::run(args, &mut out, &mut notes)?),
         Command::Pki(command) => pki::run(command, OffsetDateTime::now_utc(), &mut out)?,
         Command::Key(command) => pki::run_key(command, &mut out, &mut notes)?,

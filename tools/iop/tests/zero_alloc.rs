@@ -125,3 +125,44 @@ fn a_planted_allocation_per_frame_is_seen() {
         "{allocations} allocations over {frames} frames"
     );
 }
+
+/// A reload in the middle of the streams: no shard allocates for it, and afterwards nobody does.
+#[test]
+fn a_reload_under_load_costs_shards_no_allocation_and_leaves_the_path_free_of_them() {
+    let edge = Edge::start(&Setup::default());
+    let node = Node::ready(&edge, "n1");
+    let stop = AtomicBool::new(false);
+    let of =
+        |metrics: &Metrics, role| metrics.labelled("iop_edge_heap_allocations_total", "role", role);
+    std::thread::scope(|scope| {
+        for _ in 0..STREAMS {
+            scope.spawn(|| {
+                let mut client = Client::connect(&edge);
+                client.send(&chat("m1", true));
+                let head = client.head().expect("an answer");
+                let (body, whole) = client.body(&head);
+                assert!(head.status == 200 && whole && body.len() % BODY.len() == 0);
+            });
+        }
+        scope.spawn(|| stream(node, &stop));
+        let before = edge.wait_metrics("warm streams", |seen| body_frames(seen) >= WARM_FRAMES);
+        for wait in 1..=3 {
+            let catalog = format!(
+                "{}timeouts:\n  queue_wait_ms: {wait}000\n",
+                support::CATALOG
+            );
+            edge.reload(&catalog);
+        }
+        let reloaded = edge.metrics();
+        assert_eq!(reloaded.get("iop_edge_config_reloads_total"), 3.0);
+        let enough = body_frames(&reloaded) + COUNTED_FRAMES;
+        let after = edge.wait_metrics("counted streams", |seen| body_frames(seen) >= enough);
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(
+            of(&after, "shard"),
+            of(&before, "shard"),
+            "reloads included"
+        );
+        assert_eq!(of(&after, "control"), of(&reloaded, "control"));
+    });
+}

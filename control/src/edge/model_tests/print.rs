@@ -134,8 +134,7 @@ impl Print {
                     generation,
                 });
                 let Some(lease) = lease else { continue };
-                self.words
-                    .extend([lease.provider.row() as u64, lease.candidate as u64]);
+                self.word(lease.provider.row() as u64);
                 self.claim(lease.generation);
                 self.age(lease.place.age);
                 self.word(match lease.phase {
@@ -152,6 +151,7 @@ impl Print {
                 Timer::Wait(place) => self.age(place.age),
                 Timer::Begin(run) => self.run(run),
                 Timer::Close(session) => self.session(session),
+                Timer::Refresh(node) | Timer::Drain(node) => self.word(node.row() as u64),
                 Timer::Beat(_) => {}
                 Timer::Command(_) | Timer::Probe(_) => unreachable!("nothing stalls here"),
             }
@@ -194,7 +194,10 @@ impl Print {
                 self.session(session);
                 self.word(claimed.map_or(9, |node| node.row() as u64));
             }
-            Event::Closed { session, .. } | Event::GoAway { session } => self.session(session),
+            Event::Closed { session, .. }
+            | Event::GoAway { session }
+            | Event::Expired { session }
+            | Event::Refreshed { session, .. } => self.session(session),
             Event::Submit { client, model, .. } => {
                 self.client(client);
                 self.word(model.row() as u64);
@@ -230,7 +233,9 @@ impl Print {
                 self.session(session);
                 self.word(refusal.is_none().into());
             }
-            Effect::Close { session, .. } => self.session(session),
+            Effect::Close { session, .. } | Effect::Refresh { session, .. } => {
+                self.session(session);
+            }
             Effect::Grant {
                 client,
                 run,
@@ -247,7 +252,10 @@ impl Print {
             Effect::Handoff { .. } | Effect::Command { .. } => {
                 unreachable!("nothing stalls here")
             }
-            Effect::Ping { .. } | Effect::Drain { .. } | Effect::Stop { .. } => {}
+            Effect::Ping { .. }
+            | Effect::Configure { .. }
+            | Effect::Drain { .. }
+            | Effect::Stop { .. } => {}
         }
     }
 

@@ -1,8 +1,12 @@
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::cold::fixture::names;
+use crate::cold::fixture;
+
+fn names() -> Current<Names> {
+    Current::new(fixture::names())
+}
 
 fn record(n: u64) -> AccessRecord {
     AccessRecord {

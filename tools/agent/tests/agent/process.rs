@@ -79,7 +79,7 @@ async fn r068_an_unusable_identity_is_exit_code_one_and_nothing_is_dialled() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     plant(&pki.directory, "ca.pem", "corrupt");
-    let lines = "pki: {ca: ca.pem, cert: node.pem, key: node.key}\n";
+    let lines = "pki: {ca: ca.pem, certificate: node.pem, key: node.key}\n";
     assert_eq!(exit_code(start(&pki.directory, port, lines)).await, Some(1));
     assert!(futures_util::FutureExt::now_or_never(listener.accept()).is_none());
     let child = start(&pki.directory, port, UNLIMITED);

@@ -149,7 +149,7 @@ pub(super) fn furnish(
     );
     let node = format!(
         "node_id: {NODE}\nedge:\n  address: \"{nodes}\"\n  trust_domain: {TRUST_DOMAIN}\n  \
-         name: {EDGE}\npki:\n  ca: pki/ca.crt\n  cert: pki/{NODE}.crt\n  key: pki/{NODE}.key\n\
+         name: {EDGE}\npki:\n  ca: pki/ca.crt\n  certificate: pki/{NODE}.crt\n  key: pki/{NODE}.key\n\
          reconnect:\n  interval_sec: 1\n  max_attempts: 10\n"
     );
     Ok(Files {

@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::demo::http;
+use crate::http;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -36,7 +36,7 @@ fn with_server<W: Future<Output = ()>>(pace_ms: u64, work: impl FnOnce(World) ->
 }
 
 async fn call(world: &World, path: &str, body: &Value) -> (u16, Value) {
-    let answer = http::post(world.address, path, &body.to_string())
+    let answer = http::post(world.address, path, "", &body.to_string())
         .await
         .unwrap();
     let status = answer.status;
@@ -48,7 +48,7 @@ async fn call(world: &World, path: &str, body: &Value) -> (u16, Value) {
 
 /// The events of a streamed answer; the last is the terminator.
 async fn events(world: &World, path: &str, body: &Value) -> Vec<Value> {
-    let answer = http::post(world.address, path, &body.to_string())
+    let answer = http::post(world.address, path, "", &body.to_string())
         .await
         .unwrap();
     assert_eq!(answer.status, 200);
@@ -213,7 +213,7 @@ fn unknown_models_and_broken_requests_are_refused_in_the_surface_s_shape() {
                 (404, &"model_not_found".into())
             );
             assert_eq!(call(&world, path, &json!({})).await.0, 400);
-            let answer = http::post(world.address, path, "{\"model\":")
+            let answer = http::post(world.address, path, "", "{\"model\":")
                 .await
                 .unwrap();
             assert_eq!(answer.status, 400);
@@ -265,7 +265,7 @@ fn tokens_come_at_the_pace_and_not_all_at_the_end() {
     with_server(30, |world| async move {
         let body = chat_request(&[("stream", json!(true)), ("max_tokens", json!(10))]);
         let begun = Instant::now();
-        let mut answer = http::post(world.address, CHAT, &body.to_string())
+        let mut answer = http::post(world.address, CHAT, "", &body.to_string())
             .await
             .unwrap();
         let (mut piece, mut pieces, mut second) = (Vec::new(), 0, None);

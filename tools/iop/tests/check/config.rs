@@ -180,7 +180,7 @@ fn what_is_allowed_but_seldom_meant_is_a_warning() {
 fn a_node_file_is_told_from_an_edge_file() {
     let scratch = furnished("node");
     let node = "node_id: n1\nedge: {address: '127.0.0.1:7443', trust_domain: iop.test, name: e1}\n\
-                pki: {ca: pki/ca.crt, cert: pki/n1.crt, key: pki/n1.key}\n";
+                pki: {ca: pki/ca.crt, certificate: pki/n1.crt, key: pki/n1.key}\n";
     scratch.write("node.yaml", node);
     let said = scratch.good("iop check --config node.yaml");
     assert!(

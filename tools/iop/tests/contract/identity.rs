@@ -49,7 +49,7 @@ impl rustls::client::ResolvesClientCert for Nobody {
 
 /// Dials, writes a RegisterRequest at once, and reads until the end: not one byte for the
 /// application.
-fn expect_refused(world: &World, config: Arc<ClientConfig>) {
+pub(crate) fn expect_refused(world: &World, config: Arc<ClientConfig>) {
     let mut node = Node::connect_with(&world.edge, config);
     let _refused_already = node.try_send_bytes(&envelope_with(&register("n1"), 1));
     let mut bytes = [0; 1024];
@@ -75,7 +75,12 @@ fn speak(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Has the world's authority sign a certificate for client use that names `uris`.
-fn sign(world: &World, name: &str, uris: &[&str], change: impl FnOnce(&mut CertificateParams)) {
+pub(crate) fn sign(
+    world: &World,
+    name: &str,
+    uris: &[&str],
+    change: impl FnOnce(&mut CertificateParams),
+) {
     let pki = world.edge.directory.path().join("pki");
     let read = |file: &str| fs::read_to_string(pki.join(file)).expect("a file of the authority");
     let key = KeyPair::from_pem(&read("ca.key")).expect("the authority's key");

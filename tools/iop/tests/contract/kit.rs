@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use iop_proto::domain::{
-    ExecutionFailure, FailureCode, Fence, FrameKind, HealthEvidence, HealthPair, Message,
-    NodeReadyRequest, Observation, Ping, Pong, RegisterRequest, RegisterResponse, TunnelFrame,
-    TunnelRequest,
+    ConfigRefreshResponse, ExecutionFailure, FailureCode, Fence, FrameKind, HealthEvidence,
+    HealthPair, Message, NodeConfig, NodeReadyRequest, Observation, Ping, Pong, RefreshStatus,
+    RegisterRequest, RegisterResponse, TunnelFrame, TunnelRequest,
 };
 use iop_proto::reason::Reason;
 use iop_proto::view::TunnelFrameOut;
@@ -21,6 +21,7 @@ use crate::support::{Client, DEADLINE, Edge, Head, Metrics, Node, Setup, chat, e
 /// A running Edge with nodes `n1` and `n2` in its configuration, and what it has open at rest.
 pub(crate) struct World {
     pub(crate) edge: Edge,
+    shards: u32,
     resting: f64,
 }
 
@@ -88,7 +89,11 @@ impl World {
             seen.get("iop_edge_client_connections_closed_total") == 1.0
         });
         let resting = (0..3).map(|_| descriptors(&edge)).fold(f64::MAX, f64::min);
-        Self { edge, resting }
+        Self {
+            edge,
+            shards,
+            resting,
+        }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -104,6 +109,23 @@ impl World {
 
     pub(crate) fn node(&self, name: &str) -> Node {
         Node::ready(&self.edge, name)
+    }
+
+    /// Takes another catalog, on as many shards as before; what has changed.
+    pub(crate) fn reload(&self, catalog: &str) -> String {
+        self.edge.reload(&self.with_shards_line(catalog))
+    }
+
+    /// A catalog that the Edge refuses; what it says.
+    pub(crate) fn reload_fails(&self, catalog: &str) -> String {
+        self.edge.write_catalog(&self.with_shards_line(catalog));
+        let (done, said) = self.edge.order(&["reload"]);
+        assert!(!done, "{said}");
+        said
+    }
+
+    fn with_shards_line(&self, catalog: &str) -> String {
+        format!("shards: {}\n{catalog}", self.shards)
     }
 
     /// Waits until the Edge has counted `reason` exactly `count` times.
@@ -385,6 +407,27 @@ pub(crate) fn ready(node_id: &str) -> Message {
     Message::NodeReadyRequest(NodeReadyRequest {
         node_id: node_id.to_owned(),
     })
+}
+
+/// The next message is a refresh: its id, and the names of the adapters in it.
+pub(crate) fn expect_refresh(node: &mut Node) -> (String, NodeConfig) {
+    match node.receive() {
+        Message::ConfigRefreshRequest(request) => {
+            let config = request.config.expect("a refresh carries the configuration");
+            (request.request_id, config)
+        }
+        other => panic!("expected NodeConfigRefreshRequest, got {other:?}"),
+    }
+}
+
+/// Answers a refresh.
+pub(crate) fn refreshed(node: &mut Node, id: &str, status: RefreshStatus) {
+    let message = Message::ConfigRefreshResponse(ConfigRefreshResponse {
+        request_id: id.to_owned(),
+        status,
+        message: "because".to_owned(),
+    });
+    node.send(&message);
 }
 
 /// The next message accepts a registration.

@@ -168,6 +168,8 @@ pub fn shards() -> u32 {
 #[derive(Debug)]
 pub struct Edge {
     child: Child,
+    /// Its configuration file as far as `catalog` follows.
+    head: String,
     pub directory: Directory,
     pub nodes: SocketAddr,
     pub clients: SocketAddr,
@@ -180,15 +182,14 @@ impl Edge {
         make_pki(&directory, &setup.nodes);
         let [nodes, clients, admin] =
             [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        let text = format!(
+        let head = format!(
             "listeners:\n  nodes: \"{nodes}\"\n  clients: \"{clients}\"\n  admin: \"{admin}\"\n{}\
              pki:\n  trust_domain: iop.test\n  edge_name: edge-1\n  ca: pki/ca.crt\n  \
-             certificate: pki/edge-1.crt\n  key: pki/edge-1.key\n{}{}",
+             certificate: pki/edge-1.crt\n  key: pki/edge-1.key\n{}",
             setup.listeners,
             setup.shards_line(),
-            setup.catalog
         );
-        let config = directory.write("edge.yaml", &text);
+        let config = directory.write("edge.yaml", &format!("{head}{}", setup.catalog));
         let child = iop()
             .arg("edge")
             .arg("--config")
@@ -199,6 +200,7 @@ impl Edge {
             .expect("iop edge starts");
         let mut edge = Self {
             child,
+            head,
             directory,
             nodes,
             clients,
@@ -284,10 +286,38 @@ impl Edge {
         Guard(self.pid())
     }
 
+    /// Writes another catalog into its configuration file.
+    pub fn write_catalog(&self, catalog: &str) {
+        let text = format!("{}{catalog}", self.head);
+        self.directory.write("edge.yaml", &text);
+    }
+
+    /// `iop reload`, `iop drain-node NODE`: whether it was done, and what was said.
+    pub fn order(&self, arguments: &[&str]) -> (bool, String) {
+        let config = self.directory.path().join("edge.yaml");
+        let done = iop().args(arguments).arg("--config").arg(config).output();
+        let done = done.expect("iop runs");
+        let said = [done.stdout, done.stderr].concat();
+        let said = String::from_utf8(said).expect("iop says UTF-8");
+        (done.status.success(), said)
+    }
+
+    /// Takes another catalog; what has changed.
+    pub fn reload(&self, catalog: &str) -> String {
+        self.write_catalog(catalog);
+        let (done, said) = self.order(&["reload"]);
+        assert!(done, "{said}");
+        said
+    }
+
     /// Sends SIGTERM.
     pub fn terminate(&self) {
+        self.signal("-TERM");
+    }
+
+    pub fn signal(&self, signal: &str) {
         let status = Command::new("kill")
-            .args(["-TERM", &self.pid().to_string()])
+            .args([signal, &self.pid().to_string()])
             .status();
         assert!(status.expect("kill runs").success());
     }
@@ -387,18 +417,24 @@ impl Metrics {
     }
 }
 
-/// One GET over a connection of its own; `None` when nobody answers.
-pub fn http_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+/// One request over a connection of its own, up to the end of the connection; `None` when nobody
+/// answers. `headers`: lines, each with its end.
+pub fn http_bytes(address: SocketAddr, method: &str, path: &str, headers: &str) -> Option<Vec<u8>> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(DEADLINE)).ok()?;
     write!(
         stream,
-        "GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n{headers}\r\n"
     )
     .ok()?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8(bytes).ok()?;
+    Some(bytes)
+}
+
+/// One GET over a connection of its own; `None` when nobody answers.
+pub fn http_get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let text = String::from_utf8(http_bytes(address, "GET", path, "")?).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let body = if head

@@ -1,10 +1,10 @@
-//! A small HTTP/1.1 client for the demo: one request per connection, the body as it arrives.
+//! A small HTTP/1.1 client for commands: one request per connection, the body as it arrives.
 //!
-//! Lives on: the demo's runtime. View: one answer. Bound: `HEAD_BYTES_MAX` of head, `PIECE_BYTES_MAX`
+//! Lives on: a command's runtime. View: one answer. Bound: `HEAD_BYTES_MAX` of head, `PIECE_BYTES_MAX`
 //! per piece of body, `TEXT_BYTES_MAX` for a body read whole.
 //!
-//! It is strict: an answer that ends before its framing says so is an error, for a demo that took a
-//! broken stream for a whole one would prove nothing.
+//! It is strict: an answer that ends before its framing says so is an error. A demo that took a broken
+//! stream for a whole one would prove nothing.
 use core::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -79,11 +79,16 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Result<Answer, HttpE
     send(address, head.as_bytes()).await
 }
 
-/// Sends a POST of JSON.
-pub(crate) async fn post(address: SocketAddr, path: &str, body: &str) -> Result<Answer, HttpError> {
+/// Sends a POST of JSON. `headers`: more header lines, each with its end.
+pub(crate) async fn post(
+    address: SocketAddr,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> Result<Answer, HttpError> {
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+         content-type: application/json\r\ncontent-length: {}\r\n{headers}\r\n{body}",
         body.len()
     );
     send(address, request.as_bytes()).await
