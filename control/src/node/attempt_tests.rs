@@ -478,7 +478,7 @@ fn r122_grace_and_probe_run_side_by_side_and_the_longer_one_ends_the_join() {
     }
 }
 
-/// Proves, [R-151], [R-152], [R-153], [S-36], [I5.7].
+/// Proves, [R-151], [R-152], [R-153], [R-154], [S-36], [I5.7].
 #[test]
 fn r152_no_probe_result_touches_the_fence_resumes_or_calls_again() {
     for health in HealthEvidence::ALL {

@@ -250,8 +250,9 @@ mod tests {
         assert_eq!(grants(&mut gates), [4]);
     }
 
+    /// Proves [D-23].
     #[test]
-    fn the_last_waiter_fits_the_next_is_refused_and_a_free_slot_never_is() {
+    fn d23_the_last_waiter_fits_the_next_is_refused_and_a_free_slot_never_is() {
         let mut gates = Gates::default();
         gates.configure([(A, 1), ("free", 1)]);
         gates.enter(A, Ticket(0));

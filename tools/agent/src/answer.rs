@@ -296,7 +296,7 @@ mod tests {
         assert!(words.iter().all(|word| wire.contains(word)), "{health:?}");
     }
 
-    /// Proves, [R-133], [R-135], [R-136], [R-137].
+    /// Proves, [R-133], [R-134], [R-135], [R-136], [R-137].
     #[test]
     fn r133_a_stall_says_its_evidence_in_the_failure_and_nothing_anywhere_else() {
         let keys = [

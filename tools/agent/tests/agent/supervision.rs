@@ -223,7 +223,7 @@ async fn an_idle_agent_pings_and_answers_pings_with_their_number() {
     assert_eq!(conn.pongs, [5, 6, u64::MAX]);
 }
 
-/// Proves [D-03].
+/// Proves [D-03], [P-65].
 #[tokio::test]
 async fn d03_a_silent_edge_is_dead_after_the_timeout_and_any_byte_is_liveness() {
     let edge = Edge::plaintext().await;

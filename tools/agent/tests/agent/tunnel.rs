@@ -446,7 +446,7 @@ async fn a_provider_that_is_not_there_says_so() {
 /// A cancelled call is seen at the provider in less than this.
 const ABORT: Duration = Duration::from_millis(250);
 
-/// Proves, [R-252], [P-04].
+/// Proves, [R-252], [P-03], [P-04].
 #[tokio::test]
 async fn r249_a_cancel_reaches_the_provider_in_every_window_and_nobody_else() {
     let mut world = world(8).await;
@@ -694,7 +694,7 @@ async fn d20_a_reused_connection_found_dead_is_retried_once_and_a_fresh_one_neve
     world.still_serves().await;
 }
 
-/// Proves [D-21].
+/// Proves [D-21], [P-08].
 #[tokio::test]
 async fn d21_drain_reads_a_cancelled_call_to_its_end_and_keeps_its_slot_until_then() {
     let mut world = world_with(|port| {
