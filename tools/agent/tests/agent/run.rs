@@ -253,7 +253,7 @@ async fn r242_runs_and_tunnels_of_one_adapter_share_its_capacity() {
     drop(raw);
 }
 
-/// Proves, [R-300], [R-301].
+/// Proves, [R-301].
 #[tokio::test]
 async fn r301_metadata_moves_nothing_and_cancels_nothing() {
     let mut world = world(ProviderKind::Ollama, 4).await;
