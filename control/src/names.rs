@@ -252,6 +252,18 @@ impl Names {
         &self.models[index.row()]
     }
 
+    /// Different enabled providers of the model that could serve the operation.
+    #[must_use]
+    pub fn candidates(&self, model: ModelIndex, operation: Operation) -> usize {
+        let named = &self.model(model).providers;
+        let serves = |&(row, provider): &(usize, &ProviderIndex)| {
+            let name = self.provider(*provider);
+            let is_first = !named[..row].contains(provider);
+            is_first && name.enabled && name.operations.contains(operation)
+        };
+        named.iter().enumerate().filter(serves).count()
+    }
+
     /// Some enabled provider of the model could serve the operation, whatever is connected.
     #[must_use]
     pub fn has_candidate(&self, model: ModelIndex, operation: Operation) -> bool {

@@ -144,6 +144,51 @@ pub struct Handoff {
     pub health: HealthEvidence,
 }
 
+/// Whether a stalled request may be asked of another provider, and if not, why: by what only its
+/// shard knows, then by what control knows. `[D-18]` `[R-172]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eligibility {
+    Eligible,
+    /// Switched off.
+    Off,
+    /// Nobody waits for the answer any more.
+    ClientGone,
+    /// Something of the answer was handed to the client's socket.
+    Committed,
+    /// The node does not know that the provider has let go.
+    FenceUnconfirmed,
+    /// The evidence counts nothing.
+    EvidenceRejected,
+    /// The model has no other provider for it.
+    NoOtherProvider,
+}
+
+impl Eligibility {
+    pub const ALL: [Self; 7] = [
+        Self::Eligible,
+        Self::Off,
+        Self::ClientGone,
+        Self::Committed,
+        Self::FenceUnconfirmed,
+        Self::EvidenceRejected,
+        Self::NoOtherProvider,
+    ];
+
+    /// Metric label and log field.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Eligible => "eligible",
+            Self::Off => "off",
+            Self::ClientGone => "client_gone",
+            Self::Committed => "committed",
+            Self::FenceUnconfirmed => "fence_unconfirmed",
+            Self::EvidenceRejected => "evidence_rejected",
+            Self::NoOtherProvider => "no_other_provider",
+        }
+    }
+}
+
 /// From a shard to control.
 ///
 /// A granted run gets exactly one *final* report: `NotSent`, `Terminal`, `Stalled` or `Lost`. Until
@@ -203,11 +248,13 @@ pub enum Event {
     /// Final. The current terminal of a begun run arrived.
     Terminal { run: RunRef, ending: Ending },
     /// Final. The current terminal of a begun run arrived, in order and with a stall's
-    /// ExecutionFailure. Its client, if one is left, waits on this shard for `Handoff`.
+    /// ExecutionFailure. Its client, if one is left, waits on this shard for `Handoff`; one that is
+    /// `Eligible` waits like one that has submitted, so `ClientGone` follows if it leaves.
     Stalled {
         run: RunRef,
         client: Option<ClientRef>,
         evidence: Evidence,
+        recovery: Eligibility,
     },
     /// Final. The session closed after the run had begun and before its terminal; the shard settled
     /// the client.
@@ -266,10 +313,12 @@ pub enum Effect {
     /// settle its client with `reason`; the lease stays held until the run's final report. `[D-63]`
     Cancel { run: RunRef, reason: Reason },
     /// Lease and overlay of a stalled run are decided: its client may hear of it. `None`: the
-    /// evidence counts nothing.
+    /// evidence counts nothing. `recovers`: instead its request waits again, with the age it had, for
+    /// a run elsewhere, and a `Grant` or `Refuse` follows. `[D-18]`
     Handoff {
         client: ClientRef,
         handoff: Option<Handoff>,
+        recovers: bool,
     },
     /// NodeCommandRequest to a ready session; `provider` names adapter and target. `[R-254]`
     Command {

@@ -67,6 +67,8 @@ pub struct EdgeConfig {
     pub timeouts: Timeouts,
     /// A client's FIN is not a departure. `[D-27]`
     pub tolerate_half_close: bool,
+    /// A stalled request of which nothing was answered is asked of another provider. `[D-18]`
+    pub recovery: bool,
     pub log: LogConfig,
 }
 

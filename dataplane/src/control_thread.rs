@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use iop_control::edge::{Control, HealthNotice, NodeChange};
+use iop_control::edge::{Control, HealthNotice, NodeChange, Recovery, RecoveryNotice};
 use iop_control::names::Names;
 use iop_control::step::{CommandId, Effect, Out};
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
@@ -326,6 +326,9 @@ impl Runner {
         for notice in self.parts.control.take_health() {
             tell_health(&names, &notice);
         }
+        for notice in self.parts.control.take_recoveries() {
+            tell_recovery(&names, &notice);
+        }
         if let Some(shard) = self.parts.control.wedged() {
             error!(
                 shard = shard.row(),
@@ -348,6 +351,19 @@ fn tell_health(names: &Names, notice: &HealthNotice) {
         outcome = notice.outcome.label(),
         fault = notice.fault.map_or("", |fault| fault.label()),
         "edge_provider_health_observation"
+    );
+}
+
+/// One line per stalled request, at the end of its story. `[R-319]`
+fn tell_recovery(names: &Names, notice: &RecoveryNotice) {
+    let failed = names.provider(notice.failed);
+    info!(
+        model = names.model(notice.model).name.as_str(),
+        node = names.node(failed.node).id.as_str(),
+        provider = failed.id.as_str(),
+        eligibility = notice.eligibility.label(),
+        result = notice.result.map_or("", Recovery::label),
+        "edge_liveness_recovery_observation"
     );
 }
 

@@ -22,6 +22,7 @@ pub struct Epoch {
     pub body_bytes_max: u32,
     pub timeouts: Timeouts,
     pub tolerate_half_close: bool,
+    pub recovery: bool,
 }
 
 impl Epoch {
@@ -35,6 +36,7 @@ impl Epoch {
             body_bytes_max: config.limits.body_bytes_max,
             timeouts: config.timeouts,
             tolerate_half_close: config.tolerate_half_close,
+            recovery: config.recovery,
         }
     }
 }

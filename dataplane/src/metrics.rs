@@ -6,7 +6,8 @@
 //! Adding a metric is one line in one of the lists below. A name that stands on several lines makes
 //! one family: its lines are adjacent and differ in labels alone. Labels come from the lists, from
 //! closed enums and from configured names, never from a peer. `[D-24]` `[R-320]`…`[R-323]`
-use iop_control::edge::{Counters, HealthSource, Outcome};
+use iop_control::edge::{Counters, HealthSource, Outcome, Recovery};
+use iop_control::step::Eligibility;
 use iop_proto::catalog::Operation;
 use iop_proto::reason::{Blame, Reason};
 use iop_ring::mirror::{self, MirrorReader, MirrorWriter};
@@ -199,6 +200,18 @@ metrics! {
     ProbeRejected: Counter, "iop_edge_provider_health_evidence_total", ["source" = "capabilities", "outcome" = "rejected"], "Pieces of health evidence, by where they came from and what they came to.";
     HealthLowered: Counter, "iop_edge_provider_health_transitions_total", ["to" = "unavailable"], "Overlays put on providers and taken off again by evidence.";
     HealthCleared: Counter, "iop_edge_provider_health_transitions_total", ["to" = "available"], "Overlays put on providers and taken off again by evidence.";
+    EligibleYes: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "eligible"], "Stalled requests, by whether another provider may be asked.";
+    EligibleOff: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "off"], "Stalled requests, by whether another provider may be asked.";
+    EligibleClientGone: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "client_gone"], "Stalled requests, by whether another provider may be asked.";
+    EligibleCommitted: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "committed"], "Stalled requests, by whether another provider may be asked.";
+    EligibleFenceUnconfirmed: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "fence_unconfirmed"], "Stalled requests, by whether another provider may be asked.";
+    EligibleEvidenceRejected: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "evidence_rejected"], "Stalled requests, by whether another provider may be asked.";
+    EligibleNoOtherProvider: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "no_other_provider"], "Stalled requests, by whether another provider may be asked.";
+    RecoveryRecovered: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "recovered"], "Second runs of stalled requests, by what became of them.";
+    RecoveryFailed: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "failed"], "Second runs of stalled requests, by what became of them.";
+    RecoveryStalledAgain: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "stalled_again"], "Second runs of stalled requests, by what became of them.";
+    RecoveryUnserved: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "unserved"], "Second runs of stalled requests, by what became of them.";
+    RecoveryClientGone: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "client_gone"], "Second runs of stalled requests, by what became of them.";
     CommandsSent: Counter, "iop_edge_node_commands_total", [], "Commands sent to nodes, the prober's included.";
     CommandsAnswered: Counter, "iop_edge_node_commands_ended_total", ["how" = "answered"], "Ends of commands to nodes.";
     CommandsFailed: Counter, "iop_edge_node_commands_ended_total", ["how" = "failed"], "Ends of commands to nodes.";
@@ -509,6 +522,7 @@ impl ControlMetrics {
         }
         self.copy_health(counters);
         self.copy_operations(counters);
+        self.copy_recovery(counters);
         for &reason in Reason::ALL {
             let value = counters
                 .refusals(reason)
@@ -566,6 +580,38 @@ impl ControlMetrics {
             (ControlMetric::NodeDrains, counters.node_drains),
         ] {
             self.set(metric, value);
+        }
+    }
+
+    fn copy_recovery(&mut self, counters: &Counters) {
+        for (metric, eligibility) in [
+            (ControlMetric::EligibleYes, Eligibility::Eligible),
+            (ControlMetric::EligibleOff, Eligibility::Off),
+            (ControlMetric::EligibleClientGone, Eligibility::ClientGone),
+            (ControlMetric::EligibleCommitted, Eligibility::Committed),
+            (
+                ControlMetric::EligibleFenceUnconfirmed,
+                Eligibility::FenceUnconfirmed,
+            ),
+            (
+                ControlMetric::EligibleEvidenceRejected,
+                Eligibility::EvidenceRejected,
+            ),
+            (
+                ControlMetric::EligibleNoOtherProvider,
+                Eligibility::NoOtherProvider,
+            ),
+        ] {
+            self.set(metric, counters.eligibility_of(eligibility));
+        }
+        for (metric, result) in [
+            (ControlMetric::RecoveryRecovered, Recovery::Recovered),
+            (ControlMetric::RecoveryFailed, Recovery::Failed),
+            (ControlMetric::RecoveryStalledAgain, Recovery::StalledAgain),
+            (ControlMetric::RecoveryUnserved, Recovery::Unserved),
+            (ControlMetric::RecoveryClientGone, Recovery::ClientGone),
+        ] {
+            self.set(metric, counters.recoveries_of(result));
         }
     }
 }

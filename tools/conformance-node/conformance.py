@@ -2097,7 +2097,6 @@ def test_evidence_that_does_not_fit_lowers_nothing_and_returns_the_lease(t):
 
 
 # Proves [R-170] [R-171] [R-254] [R-274] [R-275] [R-276] [R-277] [R-278] [R-182] [R-183]
-# Open: a fresh unavailable stall lowers the overlay; nothing is lowered and no CAPABILITIES follows.
 def test_unavailable_provider_is_put_aside_until_a_probe_finds_it(t):
     session = t.ready()
     session.health = lambda adapter, target: "available"

@@ -3,8 +3,9 @@
 //! Lives on: control writes, metrics copy. Bound: fixed; labels come from closed sets. `[D-24]`
 use iop_proto::reason::Reason;
 
-use super::notice::HealthSource;
+use super::notice::{HealthSource, Recovery};
 use super::overlay::Outcome;
+use crate::step::Eligibility;
 
 /// Numbers since start; each only grows, but for `nodes_outdated`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,10 @@ pub struct Counters {
     pub terminals_stalled: u64,
     /// Health evidence, by where it came from and what it came to. `[R-314]`
     evidence: [[u64; Outcome::ALL.len()]; HealthSource::ALL.len()],
+    /// Stalled requests by whether they may have a second run; second runs by what became of them.
+    /// `[R-317]` `[R-318]`
+    eligibility: [u64; Eligibility::ALL.len()],
+    recoveries: [u64; Recovery::ALL.len()],
     /// Commands sent to nodes; answered, answered with an error, not answered in time, and given up
     /// because the node's generation ended.
     pub commands_sent: u64,
@@ -89,6 +94,8 @@ impl Default for Counters {
             terminals_violation: 0,
             terminals_stalled: 0,
             evidence: [[0; Outcome::ALL.len()]; HealthSource::ALL.len()],
+            eligibility: [0; Eligibility::ALL.len()],
+            recoveries: [0; Recovery::ALL.len()],
             commands_sent: 0,
             commands_answered: 0,
             commands_failed: 0,
@@ -137,6 +144,26 @@ impl Counters {
     #[must_use]
     pub const fn evidence_of(&self, source: HealthSource, outcome: Outcome) -> u64 {
         self.evidence[source as usize][outcome as usize]
+    }
+
+    /// Stalled requests judged so.
+    #[must_use]
+    pub const fn eligibility_of(&self, eligibility: Eligibility) -> u64 {
+        self.eligibility[eligibility as usize]
+    }
+
+    pub(crate) const fn eligible(&mut self, eligibility: Eligibility) {
+        self.eligibility[eligibility as usize] += 1;
+    }
+
+    /// Second runs that ended so.
+    #[must_use]
+    pub const fn recoveries_of(&self, result: Recovery) -> u64 {
+        self.recoveries[result as usize]
+    }
+
+    pub(crate) const fn recovered(&mut self, result: Recovery) {
+        self.recoveries[result as usize] += 1;
     }
 
     pub(crate) const fn evidence(&mut self, source: HealthSource, outcome: Outcome) {

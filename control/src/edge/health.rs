@@ -12,8 +12,18 @@ use super::command::Row;
 use super::lease::Lease;
 use super::notice::{HealthNotice, HealthSource};
 use super::overlay::Outcome;
+use super::queue::{Place, Waiter};
 use super::{Control, Timer};
-use crate::step::{Effect, Evidence, EvidenceFault, Handoff, Out, Probed};
+use crate::step::{Effect, Eligibility, Evidence, EvidenceFault, Handoff, Out, Probed};
+
+/// A run whose terminal says that it stalled, as its shard reports it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stalled {
+    pub(super) run: RunRef,
+    pub(super) client: Option<ClientRef>,
+    pub(super) evidence: Evidence,
+    pub(super) recovery: Eligibility,
+}
 
 /// What was decided about one piece of evidence, for whoever watches.
 struct Decided {
@@ -27,29 +37,40 @@ struct Decided {
 impl Control {
     /// The current terminal of a stalled run. The lease is returned whatever its evidence is worth.
     /// `[R-162]` `[R-163]` `[R-168]`
+    ///
+    /// Hands back who waits for a second run, to enter the queue behind the step's pump.
     pub(super) fn stalled(
         &mut self,
         now: Now,
-        run: RunRef,
-        client: Option<ClientRef>,
-        evidence: Evidence,
+        stalled: Stalled,
         out: &mut Out,
-    ) {
+    ) -> Option<(Place, Waiter)> {
+        let Stalled {
+            run,
+            client,
+            evidence,
+            recovery,
+        } = stalled;
         let (handoff, decided) = match self.leases.get_mut(run).copied() {
             None => (None, None),
             Some(lease) => self.judge(now, &lease, evidence),
         };
-        let Some((_, returned)) = self.finish(run) else {
-            return; // reported before: whoever waited has been told
-        };
+        // Reported before: whoever waited has been told.
+        let (lease, returned) = self.finish(run)?;
         self.counters.returns_terminal += u64::from(returned);
         self.counters.terminals_stalled += 1;
+        let again = self.recovers(now, &lease, client, handoff, recovery);
         if let Some(client) = client {
-            out.push(Effect::Handoff { client, handoff });
+            out.push(Effect::Handoff {
+                client,
+                handoff,
+                recovers: again.is_some(),
+            });
         }
         if let Some(decided) = decided {
             self.observe(now, &decided);
         }
+        again
     }
 
     /// Decides the overlay by a stall's evidence, and what the terminal carries on. `[R-169]`

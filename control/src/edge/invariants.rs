@@ -237,6 +237,14 @@ impl Control {
                     );
                 }
             }
+            for (place, waiter) in self.queue.again(model) {
+                queued += 1;
+                long += u32::from(place.class.is_long());
+                bytes += u64::from(waiter.body_bytes);
+                let known = self.queue.place_of(waiter.client);
+                let is_own = known == Some(place) && waiter.without.is_some();
+                holds!("I3.2", is_own, "{waiter:?} is known at {known:?}");
+            }
             let counted = (self.queue.waiting(model), self.queue.waiting_bytes(model));
             let same = counted == ((queued, long), bytes);
             holds!(
@@ -280,9 +288,18 @@ impl Control {
                     continue;
                 };
                 let candidates = self.queue.candidates(model);
-                if self.resources.select(candidates, class).is_some()
+                if self.resources.select(candidates, class, None).is_some()
                     && oldest.is_none_or(|oldest| place < oldest)
                 {
+                    oldest = Some(place);
+                }
+            }
+            for (place, waiter) in self.queue.again(model) {
+                let candidates = self.queue.candidates(model);
+                let found = self
+                    .resources
+                    .select(candidates, place.class, waiter.without);
+                if found.is_some() && oldest.is_none_or(|oldest| place < oldest) {
                     oldest = Some(place);
                 }
             }
@@ -300,7 +317,8 @@ impl Control {
     fn check_timers(&self) -> Result<(), Violation> {
         let mut expected = 0;
         for model in self.queue.models() {
-            for (place, waiter) in Class::all().flat_map(|class| self.queue.line(model, class)) {
+            let lines = Class::all().flat_map(|class| self.queue.line(model, class));
+            for (place, waiter) in lines.chain(self.queue.again(model)) {
                 expected += 1;
                 let is_set = self.timers.contains(waiter.deadline, Timer::Wait(place));
                 holds!("index", is_set, "{waiter:?} has no deadline");

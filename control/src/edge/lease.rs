@@ -34,6 +34,8 @@ pub(crate) struct Lease {
     /// End of the request's queue wait.
     pub(crate) deadline: Now,
     pub(crate) body_bytes: u32,
+    /// A second run: the provider that the first one stalled at. `[D-18]`
+    pub(crate) without: Option<ProviderIndex>,
     pub(crate) granted: Now,
     pub(crate) phase: Phase,
 }

@@ -14,6 +14,7 @@
 //! | `lease` | granted runs and their slots |
 //! | `request` | submit, grant, final reports, withdrawal |
 //! | `evidence`, `overlay`, `health` | what a node says of a provider, and what that changes |
+//! | `recovery` | whether a stalled request is asked of another provider, and what became of it |
 //! | `command`, `probe` | questions to nodes, and the one that is asked again and again |
 //! | `pulse` | whether shards answer |
 //! | `snapshot`, `counters`, `notice` | what others may look at; nothing is decided by them |
@@ -46,6 +47,7 @@ mod overlay;
 mod probe;
 mod pulse;
 mod queue;
+mod recovery;
 mod registry;
 mod reload;
 mod request;
@@ -56,7 +58,7 @@ mod tenure;
 pub use command::{CommandEnd, CommandRefusal};
 pub use counters::Counters;
 pub use invariants::Violation;
-pub use notice::{HealthNotice, HealthSource, NodeChange, NodeNotice};
+pub use notice::{HealthNotice, HealthSource, NodeChange, NodeNotice, Recovery, RecoveryNotice};
 pub use overlay::Outcome;
 pub use registry::{Owner, SessionState};
 pub use snapshot::{EdgeSnapshot, Health, ModelSnapshot, NodeSnapshot, ProviderSnapshot};
@@ -65,6 +67,7 @@ pub use tenure::RefreshState;
 
 use class::Class;
 use command::Commands;
+use health::Stalled;
 use lease::Leases;
 use notice::Notices;
 use probe::Prober;
@@ -203,6 +206,7 @@ impl Control {
     /// the thread's guard ends the process then.
     pub fn handle(&mut self, now: Now, event: Event, out: &mut Out) {
         self.begin(now, out);
+        let mut again = None;
         match event {
             Event::Register {
                 session,
@@ -233,16 +237,25 @@ impl Control {
                 let place = self.queue.new_place(model, Class::new(operation, long));
                 self.submit(now, place, client, body_bytes, out);
             }
-            Event::ClientGone { client } => self.client_gone(client),
+            Event::ClientGone { client } => self.client_gone(now, client),
             Event::Begun { run } => self.begun(run),
-            Event::NotSent { run, client } => self.not_sent(run, client, out),
+            Event::NotSent { run, client } => self.not_sent(now, run, client, out),
             Event::Terminal { run, ending } => self.terminal(now, run, ending),
             Event::Stalled {
                 run,
                 client,
                 evidence,
-            } => self.stalled(now, run, client, evidence, out),
-            Event::Lost { run } => self.lost(run),
+                recovery,
+            } => {
+                let stalled = Stalled {
+                    run,
+                    client,
+                    evidence,
+                    recovery,
+                };
+                again = self.stalled(now, stalled, out);
+            }
+            Event::Lost { run } => self.lost(now, run),
             Event::CommandAnswer {
                 session,
                 command,
@@ -251,6 +264,10 @@ impl Control {
             Event::Pong { token } => self.pong(now, token),
         }
         self.pump(now, out);
+        if let Some((place, waiter)) = again {
+            // Behind the terminal's own pump; granting it is another step. `[D-18]`
+            self.wait(place, waiter);
+        }
         self.end();
     }
 
@@ -297,7 +314,7 @@ impl Control {
 
     fn fire(&mut self, now: Now, timer: Timer, out: &mut Out) {
         match timer {
-            Timer::Wait(place) => self.wait_over(place, out),
+            Timer::Wait(place) => self.wait_over(now, place, out),
             Timer::Begin(run) => self.begin_over(run, out),
             Timer::Close(session) => {
                 if let Some(cause) = self.registry.close_due(session) {
@@ -379,6 +396,12 @@ impl Control {
     /// changes no decision. `[R-309]`
     pub fn take_health(&mut self) -> impl Iterator<Item = HealthNotice> + '_ {
         self.notices.take_health()
+    }
+
+    /// What became of stalled requests since the last call, one each. Taking it, or not, changes no
+    /// decision. `[R-319]`
+    pub fn take_recoveries(&mut self) -> impl Iterator<Item = RecoveryNotice> + '_ {
+        self.notices.take_recoveries()
     }
 
     /// Who owns the node id now, pending or ready.

@@ -8,12 +8,12 @@
 use std::collections::VecDeque;
 
 use iop_proto::domain::HealthEvidence;
-use iop_proto::ids::{Generation, NodeIndex, Now, ProviderIndex};
+use iop_proto::ids::{Generation, ModelIndex, NodeIndex, Now, ProviderIndex};
 use iop_proto::limits::NODE_NOTICES_MAX;
 use iop_proto::reason::Reason;
 
 use super::overlay::Outcome;
-use crate::step::EvidenceFault;
+use crate::step::{Eligibility, EvidenceFault};
 
 /// What happened to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +69,61 @@ pub struct HealthNotice {
     pub fault: Option<EvidenceFault>,
 }
 
+/// What became of a stalled request's second run. `[R-318]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// It was answered whole.
+    Recovered,
+    /// It ended in an error, was cancelled, or could not be sent.
+    Failed,
+    /// It stalled as well.
+    StalledAgain,
+    /// No other provider became free in time.
+    Unserved,
+    /// Its client left first.
+    ClientGone,
+}
+
+impl Recovery {
+    pub const ALL: [Self; 5] = [
+        Self::Recovered,
+        Self::Failed,
+        Self::StalledAgain,
+        Self::Unserved,
+        Self::ClientGone,
+    ];
+
+    /// Metric label and log field.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Recovered => "recovered",
+            Self::Failed => "failed",
+            Self::StalledAgain => "stalled_again",
+            Self::Unserved => "unserved",
+            Self::ClientGone => "client_gone",
+        }
+    }
+}
+
+/// `edge_liveness_recovery_observation`: one stalled request, at the end of its story. `[R-319]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveryNotice {
+    pub at: Now,
+    pub model: ModelIndex,
+    /// Where its first run stalled.
+    pub failed: ProviderIndex,
+    pub eligibility: Eligibility,
+    /// Of the second run, if there was to be one.
+    pub result: Option<Recovery>,
+}
+
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notices {
     waiting: VecDeque<NodeNotice>,
     health: VecDeque<HealthNotice>,
+    recoveries: VecDeque<RecoveryNotice>,
 }
 
 impl Notices {
@@ -93,6 +143,19 @@ impl Notices {
             self.health.push_back(notice);
         }
         has_room
+    }
+
+    /// As `publish`.
+    pub(crate) fn publish_recovery(&mut self, notice: RecoveryNotice) -> bool {
+        let has_room = self.recoveries.len() < NODE_NOTICES_MAX as usize;
+        if has_room {
+            self.recoveries.push_back(notice);
+        }
+        has_room
+    }
+
+    pub(crate) fn take_recoveries(&mut self) -> impl Iterator<Item = RecoveryNotice> + '_ {
+        self.recoveries.drain(..)
     }
 
     pub(crate) fn take_health(&mut self) -> impl Iterator<Item = HealthNotice> + '_ {

@@ -47,6 +47,17 @@ pub(crate) struct Waiter {
     /// End of its queue wait, fixed at submission.
     pub(crate) deadline: Now,
     pub(crate) body_bytes: u32,
+    /// Its first run stalled there: any other provider may have it. `[D-18]`
+    pub(crate) without: Option<ProviderIndex>,
+}
+
+/// A request that waits for its second run: its candidates are its own, so it stands in no line.
+#[derive(Clone, Copy, Debug)]
+struct Again {
+    class: Class,
+    waiter: Waiter,
+    /// The providers' seats have it.
+    shown: bool,
 }
 
 /// A provider that a model names, enabled in the configuration; or one that it named before a reload,
@@ -81,6 +92,8 @@ struct Line {
 struct Group {
     candidates: Vec<Candidate>,
     lines: [Line; Class::COUNT],
+    /// Bounded by the runs that stalled.
+    again: BTreeMap<Age, Again>,
     queued: u32,
     long_queued: u32,
     bytes: u64,
@@ -96,6 +109,7 @@ impl Group {
         Self {
             candidates: candidates(names, providers),
             lines: Default::default(),
+            again: BTreeMap::new(),
             queued: 0,
             long_queued: 0,
             bytes: 0,
@@ -221,6 +235,12 @@ impl Queue {
 
     /// Takes a model's heads from the seats of its candidates.
     fn hide_all(&mut self, row: usize) {
+        if let Some(model) = ModelIndex::new(row) {
+            let places: Vec<_> = self.again(model).map(|(place, _)| place).collect();
+            for place in places {
+                self.hide_again(place);
+            }
+        }
         let Self {
             groups,
             seats,
@@ -250,13 +270,20 @@ impl Queue {
                 .map(move |class| (model, class))
         });
         let places = lines.flat_map(|(model, class)| self.line(model, class));
-        places.map(|(place, _)| place).collect()
+        let again = self.models().flat_map(|model| self.again(model));
+        let again = again.filter(|(place, waiter)| !self.is_served(*place, waiter.without));
+        places.chain(again).map(|(place, _)| place).collect()
     }
 
     /// Gives a waiter another end of its wait; hands back the one it had.
     pub(crate) fn set_deadline(&mut self, place: Place, deadline: Now) -> Option<Now> {
-        let line = &mut self.groups[place.model.row()].lines[place.class.row()];
-        let waiter = line.waiters.get_mut(&place.age)?;
+        let group = &mut self.groups[place.model.row()];
+        let in_line = group.lines[place.class.row()].waiters.get_mut(&place.age);
+        let again = group
+            .again
+            .get_mut(&place.age)
+            .map(|again| &mut again.waiter);
+        let waiter = in_line.or(again)?;
         Some(core::mem::replace(&mut waiter.deadline, deadline))
     }
 
@@ -283,11 +310,11 @@ impl Queue {
             .selected
     }
 
-    /// The configuration has a provider for it, live or not. `[D-11]`
-    pub(crate) fn is_served(&self, place: Place) -> bool {
+    /// The configuration has a provider for it other than `without`, live or not. `[D-11]` `[D-18]`
+    pub(crate) fn is_served(&self, place: Place, without: Option<ProviderIndex>) -> bool {
         self.candidates(place.model)
             .iter()
-            .any(|candidate| candidate.serves(place.class))
+            .any(|candidate| candidate.serves(place.class) && Some(candidate.provider) != without)
     }
 
     /// A new request here may be granted past the queue: nobody waits who could be served, nobody
@@ -315,21 +342,33 @@ impl Queue {
         group.queued += 1;
         group.long_queued += u32::from(place.class.is_long());
         group.bytes += u64::from(waiter.body_bytes);
-        group.lines[place.class.row()]
-            .waiters
-            .insert(place.age, waiter);
+        if waiter.without.is_some() {
+            let again = Again {
+                class: place.class,
+                waiter,
+                shown: false,
+            };
+            group.again.insert(place.age, again);
+        } else {
+            let line = &mut group.lines[place.class.row()];
+            line.waiters.insert(place.age, waiter);
+        }
         let before = self.clients.insert(waiter.client, place);
         assert!(
             before.is_none(),
             "a client submitted while its request waits"
         );
         self.show(place.model, place.class);
+        self.show_again(place);
     }
 
     /// Takes a waiter out, for whatever reason. `None` if nobody stands there.
     pub(crate) fn leave(&mut self, place: Place) -> Option<Waiter> {
+        self.hide_again(place);
         let group = &mut self.groups[place.model.row()];
-        let waiter = group.lines[place.class.row()].waiters.remove(&place.age)?;
+        let in_line = group.lines[place.class.row()].waiters.remove(&place.age);
+        let waiter =
+            in_line.or_else(|| group.again.remove(&place.age).map(|again| again.waiter))?;
         group.queued -= 1;
         group.long_queued -= u32::from(place.class.is_long());
         group.bytes -= u64::from(waiter.body_bytes);
@@ -385,6 +424,50 @@ impl Queue {
     fn show_all(&mut self, model: ModelIndex) {
         for class in Class::all() {
             self.show(model, class);
+        }
+        let group = &self.groups[model.row()];
+        let held = group.undecided > 0;
+        let places: Vec<_> = self.again(model).map(|(place, _)| place).collect();
+        for place in places {
+            if held {
+                self.hide_again(place);
+            } else {
+                self.show_again(place);
+            }
+        }
+    }
+
+    /// Seats one that waits for its second run, unless its model waits for others.
+    fn show_again(&mut self, place: Place) {
+        let held = self.groups[place.model.row()].undecided > 0;
+        self.seat_again(place, !held);
+    }
+
+    fn hide_again(&mut self, place: Place) {
+        self.seat_again(place, false);
+    }
+
+    fn seat_again(&mut self, place: Place, shown: bool) {
+        let group = &mut self.groups[place.model.row()];
+        let Some(again) = group.again.get_mut(&place.age) else {
+            return;
+        };
+        if core::mem::replace(&mut again.shown, shown) == shown {
+            return;
+        }
+        let without = again.waiter.without;
+        for candidate in &group.candidates {
+            if !candidate.serves(place.class) || Some(candidate.provider) == without {
+                continue;
+            }
+            let seat = &mut self.seats[candidate.provider.row()];
+            let heads = &mut seat.heads[place.class.kind().row()];
+            if shown {
+                heads.insert(place);
+            } else {
+                heads.remove(&place);
+            }
+            seat.refresh(candidate.provider, &mut self.ready);
         }
     }
 
@@ -471,6 +554,13 @@ impl Queue {
                 queued += waiting;
                 long += if class.is_long() { waiting } else { 0 };
             }
+            let again = group.again.values().filter(|again| {
+                candidate.serves(again.class) && again.waiter.without != Some(provider)
+            });
+            for again in again {
+                queued += 1;
+                long += u32::from(again.class.is_long());
+            }
         }
         (queued, long)
     }
@@ -481,6 +571,15 @@ impl Queue {
 
     pub(crate) fn models(&self) -> impl Iterator<Item = ModelIndex> + use<> {
         (0..self.groups.len()).filter_map(ModelIndex::new)
+    }
+
+    /// Whoever waits for a second run, oldest first.
+    pub(crate) fn again(&self, model: ModelIndex) -> impl Iterator<Item = (Place, &Waiter)> {
+        let again = self.groups[model.row()].again.iter();
+        again.map(move |(&age, again)| {
+            let class = again.class;
+            (Place { age, model, class }, &again.waiter)
+        })
     }
 
     /// The waiters of one line, oldest first.

@@ -1,11 +1,12 @@
 //! A request from submission to its run's final report: machine 3 of the contract.
 //!
 //! Lives on: control. Bound: `GRANTS_PER_STEP_MAX` grants a step; the rest is a pending step.
-use iop_proto::ids::{ClientRef, ModelIndex, Now, RunRef};
+use iop_proto::ids::{ClientRef, ModelIndex, Now, ProviderIndex, RunRef};
 use iop_proto::limits::GRANTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
 use super::lease::{Lease, Phase};
+use super::notice::Recovery;
 use super::queue::{Place, Waiter};
 use super::{Control, Timer};
 use crate::step::{Effect, Ending, Out};
@@ -25,8 +26,9 @@ impl Control {
             client,
             deadline: now.after_ms(limits.wait_ms),
             body_bytes,
+            without: None,
         };
-        if let Some(reason) = self.unserved(place) {
+        if let Some(reason) = self.unserved(place, None) {
             self.refuse(client, place.model, reason, out);
         } else if let Some(candidate) = self.passes(place) {
             self.grant(now, place, waiter, candidate, out);
@@ -39,11 +41,11 @@ impl Control {
     }
 
     /// Why nobody in the configuration could ever serve it, if so. `[D-11]`
-    fn unserved(&self, place: Place) -> Option<Reason> {
+    fn unserved(&self, place: Place, without: Option<ProviderIndex>) -> Option<Reason> {
         if !self.names.has_model(place.model) {
             return Some(Reason::ModelUnknown);
         }
-        if !self.queue.is_served(place) {
+        if !self.queue.is_served(place, without) {
             return Some(Reason::NoProviderConfigured);
         }
         None
@@ -55,10 +57,10 @@ impl Control {
             return None;
         }
         self.resources
-            .select(self.queue.candidates(place.model), place.class)
+            .select(self.queue.candidates(place.model), place.class, None)
     }
 
-    fn wait(&mut self, place: Place, waiter: Waiter) {
+    pub(super) fn wait(&mut self, place: Place, waiter: Waiter) {
         self.queue.enter(place, waiter);
         self.timers.set(waiter.deadline, Timer::Wait(place));
     }
@@ -83,7 +85,8 @@ impl Control {
                 .stop_waiting(place)
                 .expect("the queue's next stands in it");
             let candidates = self.queue.candidates(place.model);
-            let candidate = self.resources.select(candidates, place.class);
+            let without = waiter.without;
+            let candidate = self.resources.select(candidates, place.class, without);
             let candidate = candidate.expect("a waiter is next while a provider has room for it");
             let before = self.counters.grants;
             self.grant(now, place, waiter, candidate, out);
@@ -106,10 +109,12 @@ impl Control {
             place,
             deadline: waiter.deadline,
             body_bytes: waiter.body_bytes,
+            without: waiter.without,
             granted: now,
             phase: Phase::Selected,
         };
         let Some(run) = self.leases.insert(owner.session.shard, lease) else {
+            self.recovery_ended(now, place.model, waiter.without, Recovery::Failed);
             self.refuse(waiter.client, place.model, Reason::RunsFull, out);
             return;
         };
@@ -146,19 +151,24 @@ impl Control {
 
     /// A waiter leaves at once. Whoever has been granted or refused meanwhile is settled by the
     /// shard that the answer reaches. `[S-17]` `[P-07]`
-    pub(super) fn client_gone(&mut self, client: ClientRef) {
+    pub(super) fn client_gone(&mut self, now: Now, client: ClientRef) {
         let place = self.queue.place_of(client);
-        match place.and_then(|place| self.stop_waiting(place)) {
-            Some(_) => self.counters.clients_gone_waiting += 1,
+        match place.and_then(|place| Some((place, self.stop_waiting(place)?))) {
+            Some((place, waiter)) => {
+                self.counters.clients_gone_waiting += 1;
+                self.recovery_ended(now, place.model, waiter.without, Recovery::ClientGone);
+            }
             None => self.counters.clients_gone_late += 1,
         }
     }
 
     /// Queue wait is over, because its time has passed or a reload left it without candidate.
     /// `[S-18]` `[S-61]`
-    pub(super) fn wait_over(&mut self, place: Place, out: &mut Out) {
+    pub(super) fn wait_over(&mut self, now: Now, place: Place, out: &mut Out) {
         if let Some(waiter) = self.queue.leave(place) {
-            let reason = self.unserved(place).unwrap_or(Reason::QueueTimeout);
+            self.recovery_ended(now, place.model, waiter.without, Recovery::Unserved);
+            let reason = self.unserved(place, waiter.without);
+            let reason = reason.unwrap_or(Reason::QueueTimeout);
             self.refuse(waiter.client, place.model, reason, out);
         }
     }
@@ -216,21 +226,34 @@ impl Control {
     ///
     /// # Panics
     /// When the run had begun: a shard's bug, after which a retry might execute twice.
-    pub(super) fn not_sent(&mut self, run: RunRef, client: Option<ClientRef>, out: &mut Out) {
+    pub(super) fn not_sent(
+        &mut self,
+        now: Now,
+        run: RunRef,
+        client: Option<ClientRef>,
+        out: &mut Out,
+    ) {
         let Some((lease, returned)) = self.finish(run) else {
             return;
         };
         self.counters.returns_not_sent += u64::from(returned);
-        let Some(client) = client else { return };
+        let model = lease.place.model;
+        let Some(client) = client else {
+            return self.recovery_ended(now, model, lease.without, Recovery::ClientGone);
+        };
         match lease.phase {
-            Phase::Cancelled(reason) => self.refuse(client, lease.place.model, reason, out),
+            Phase::Cancelled(reason) => {
+                self.recovery_ended(now, model, lease.without, Recovery::Failed);
+                self.refuse(client, model, reason, out);
+            }
             Phase::Begun => panic!("a run that had begun was reported as not sent"),
             Phase::Selected => {
                 let mut place = lease.place;
                 if cfg!(iop_break = "requeue_at_tail") {
                     place = self.queue.new_place(place.model, place.class);
                 }
-                if let Some(reason) = self.unserved(place) {
+                if let Some(reason) = self.unserved(place, lease.without) {
+                    self.recovery_ended(now, model, lease.without, Recovery::Unserved);
                     return self.refuse(client, place.model, reason, out);
                 }
                 self.counters.queue_returns += 1;
@@ -238,6 +261,7 @@ impl Control {
                     client,
                     deadline: lease.deadline,
                     body_bytes: lease.body_bytes,
+                    without: lease.without,
                 };
                 self.wait(place, waiter);
             }
@@ -250,6 +274,11 @@ impl Control {
             return;
         };
         self.counters.returns_terminal += u64::from(returned);
+        let result = match ending {
+            Ending::Complete => Recovery::Recovered,
+            Ending::Error | Ending::Violation => Recovery::Failed,
+        };
+        self.recovery_ended(now, lease.place.model, lease.without, result);
         match ending {
             Ending::Complete => {
                 self.counters.terminals_complete += 1;
@@ -263,9 +292,10 @@ impl Control {
 
     /// The connection closed first: the fence returns the lease, or has done so; if its report is
     /// still to come, this is where the lease ends.
-    pub(super) fn lost(&mut self, run: RunRef) {
-        if let Some((_, returned)) = self.finish(run) {
+    pub(super) fn lost(&mut self, now: Now, run: RunRef) {
+        if let Some((lease, returned)) = self.finish(run) {
             self.counters.returns_lost += u64::from(returned);
+            self.recovery_ended(now, lease.place.model, lease.without, Recovery::Failed);
         }
     }
 

@@ -206,13 +206,19 @@ impl Resources {
         self.get(provider).generation() == Some(generation)
     }
 
-    /// The candidate that takes one more of `class`: least loaded for its size after the grant,
-    /// then longest unused, then first configured. `[D-16]`
-    pub(crate) fn select(&self, candidates: &[Candidate], class: Class) -> Option<usize> {
+    /// The candidate that takes one more of `class`, `without` aside: least loaded for its size
+    /// after the grant, then longest unused, then first configured. `[D-16]` `[D-18]`
+    pub(crate) fn select(
+        &self,
+        candidates: &[Candidate],
+        class: Class,
+        without: Option<ProviderIndex>,
+    ) -> Option<usize> {
         let mut best: Option<(usize, &Resource)> = None;
         for (position, candidate) in candidates.iter().enumerate() {
             let resource = self.get(candidate.provider);
-            if !candidate.serves(class) || !resource.takes(class.kind()) {
+            let serves = candidate.serves(class) && Some(candidate.provider) != without;
+            if !serves || !resource.takes(class.kind()) {
                 continue;
             }
             if best.is_none_or(|(_, best)| precedes(resource, best)) {

@@ -2,7 +2,7 @@
 //! put aside and when it is back.
 use iop_control::edge::{Health, HealthSource, Outcome, Status};
 use iop_control::step::{
-    CommandAnswer, Effect, Ending, Event, Evidence, EvidenceFault, Handoff, Probed,
+    CommandAnswer, Effect, Eligibility, Ending, Event, Evidence, EvidenceFault, Handoff, Probed,
 };
 use iop_proto::domain::HealthEvidence::{self, Available, Unavailable, Unknown};
 
@@ -69,6 +69,7 @@ fn r163_a_stall_returns_its_lease_once_and_only_valid_evidence_is_handed_on() {
             run,
             client: None,
             evidence: said,
+            recovery: Eligibility::ClientGone,
         });
         assert_eq!(again, []);
         assert_eq!(rig.control.counters().stale_events, stale + 1);

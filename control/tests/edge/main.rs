@@ -12,6 +12,7 @@ mod health;
 mod queue;
 mod races;
 mod readiness;
+mod recovery;
 mod reload;
 mod rig;
 mod snapshot;

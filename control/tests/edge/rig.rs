@@ -7,7 +7,7 @@ use iop_control::names::{
     AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
 };
 use iop_control::step::{
-    CommandAnswer, CommandId, Effect, Ending, Event, Evidence, Handoff, Out, Probed,
+    CommandAnswer, CommandId, Effect, Eligibility, Ending, Event, Evidence, Handoff, Out, Probed,
 };
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::domain::{CommandKind, HealthEvidence, RefreshStatus};
@@ -341,6 +341,18 @@ impl Rig {
             run,
             client,
             evidence,
+            recovery: Eligibility::Off,
+        })
+    }
+
+    /// As `stalls`, with valid evidence, and nothing on the shard speaks against a second run.
+    pub(crate) fn stalls_whole(&mut self, run: RunRef, slot: u32) -> Vec<Effect> {
+        let client = Some(client(slot));
+        self.step(Event::Stalled {
+            run,
+            client,
+            evidence: evidence(HealthEvidence::Unknown, 0),
+            recovery: Eligibility::Eligible,
         })
     }
 
@@ -498,7 +510,9 @@ pub(crate) fn available(seq: u64) -> Probed {
 /// (client, handoff) of each handoff, in order.
 pub(crate) fn handoffs(effects: &[Effect]) -> Vec<(ClientRef, Option<Handoff>)> {
     let handoff = |effect: &Effect| match *effect {
-        Effect::Handoff { client, handoff } => Some((client, handoff)),
+        Effect::Handoff {
+            client, handoff, ..
+        } => Some((client, handoff)),
         _ => None,
     };
     effects.iter().filter_map(handoff).collect()

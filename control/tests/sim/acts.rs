@@ -3,7 +3,9 @@
 //! A new one is a line of `ACTS` and a function beside it that says whether there was anything to do.
 use core::num::NonZeroU64;
 
-use iop_control::step::{CommandAnswer, Ending, Event, Evidence, EvidenceFault, Probed};
+use iop_control::step::{
+    CommandAnswer, Eligibility, Ending, Event, Evidence, EvidenceFault, Probed,
+};
 use iop_proto::catalog::Operation;
 use iop_proto::domain::{HealthEvidence, RefreshStatus};
 use iop_proto::ids::{ModelIndex, NodeIndex};
@@ -204,7 +206,12 @@ impl World {
         } else {
             Evidence::Valid { health, seq }
         };
-        self.shards[row].stall(run, evidence);
+        let recovery = if self.dice.chance(3) {
+            Eligibility::Committed
+        } else {
+            Eligibility::Eligible
+        };
+        self.shards[row].stall(run, evidence, recovery);
         true
     }
 

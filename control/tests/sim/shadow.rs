@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use iop_control::edge::{Control, Health, RefreshState};
 use iop_control::names::{Names, NodePayload};
-use iop_control::step::{CommandAnswer, CommandId, Effect, Event, Evidence, Handoff, Probed};
+use iop_control::step::{
+    CommandAnswer, CommandId, Effect, Eligibility, Event, Evidence, Handoff, Probed,
+};
 use iop_proto::catalog::Operation;
 use iop_proto::domain::{HealthEvidence, RefreshStatus};
 use iop_proto::ids::{
@@ -42,6 +44,8 @@ struct Request {
     long: bool,
     bytes: u32,
     deadline: Now,
+    /// A second run: not there.
+    without: Option<ProviderIndex>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +54,7 @@ struct Granted {
     provider: ProviderIndex,
     binding: Bound,
     session: SessionRef,
+    at: Now,
     fenced: bool,
     begun: bool,
     cancelled: Option<Reason>,
@@ -99,7 +104,9 @@ pub(crate) struct Shadow {
     known: BTreeMap<(ProviderIndex, Bound), Known>,
     asked: BTreeMap<CommandId, Asked>,
     /// A client whose run stalled: to be handed on in this step, with this.
-    parked: Option<(ClientRef, Option<Handoff>)>,
+    parked: Option<(ClientRef, Option<Handoff>, bool)>,
+    /// Who enters the queue behind this step.
+    again: Option<Request>,
     granted_this_step: u32,
 }
 
@@ -117,6 +124,7 @@ impl Shadow {
             known: BTreeMap::new(),
             asked: BTreeMap::new(),
             parked: None,
+            again: None,
             granted_this_step: 0,
             names,
         }
@@ -144,6 +152,7 @@ impl Shadow {
                     long,
                     bytes,
                     deadline,
+                    without: None,
                 });
             }
             Event::ClientGone { client } => self.waiting.retain(|w| w.client != client),
@@ -158,10 +167,12 @@ impl Shadow {
                 run,
                 client,
                 evidence,
+                recovery,
             } => {
                 let granted = self.finish(run);
                 let handoff = self.stalled(&granted, evidence);
-                self.parked = client.map(|client| (client, handoff));
+                let whole = recovery == Eligibility::Eligible && handoff.is_some();
+                self.park(now, &granted, client, handoff, whole);
             }
             Event::CommandAnswer {
                 session,
@@ -216,6 +227,38 @@ impl Shadow {
             known.aside |= health == HealthEvidence::Unavailable;
         }
         Some(Handoff { provider, health })
+    }
+
+    fn park(
+        &mut self,
+        now: Now,
+        granted: &Granted,
+        client: Option<ClientRef>,
+        handoff: Option<Handoff>,
+        whole: bool,
+    ) {
+        let again = client.filter(|_| whole);
+        self.again = again.and_then(|client| self.second(now, granted, client));
+        let recovers = self.again.is_some();
+        self.parked = client.map(|client| (client, handoff, recovers));
+    }
+
+    /// The request of a second run, if there may be one: never a third, never without another
+    /// provider, never elsewhere in the order of age.
+    fn second(&self, now: Now, granted: &Granted, client: ClientRef) -> Option<Request> {
+        if granted.request.without.is_some() {
+            return None;
+        }
+        let left = granted.request.deadline.ms_since(granted.at);
+        let request = Request {
+            client,
+            deadline: now.after_ms(left),
+            without: Some(granted.provider),
+            ..granted.request
+        };
+        let mut named = self.names.model(request.model).providers.iter();
+        let is_served = named.any(|&provider| self.is_configured(provider, &request));
+        is_served.then_some(request)
     }
 
     fn command_answered(
@@ -370,7 +413,7 @@ impl Shadow {
                 run,
                 session,
                 provider,
-            } => self.granted(client, run, session, provider),
+            } => self.granted(now, client, run, session, provider),
             Effect::Refuse { client, reason, .. } => self.refused(now, client, reason),
             Effect::Cancel { run, reason } => {
                 let granted = self
@@ -380,9 +423,14 @@ impl Shadow {
                 assert!(!granted.fenced && !granted.begun && granted.cancelled.is_none());
                 granted.cancelled = Some(reason);
             }
-            Effect::Handoff { client, handoff } => {
+            Effect::Handoff {
+                client,
+                handoff,
+                recovers,
+            } => {
                 let expected = self.parked.take();
-                assert_eq!(expected, Some((client, handoff)), "not what was stalled");
+                let said = Some((client, handoff, recovers));
+                assert_eq!(expected, said, "not what was stalled");
                 assert!(
                     self.granted_this_step == 0,
                     "granted before it was handed on"
@@ -487,6 +535,7 @@ impl Shadow {
 
     fn granted(
         &mut self,
+        now: Now,
         client: ClientRef,
         run: RunRef,
         session: SessionRef,
@@ -539,6 +588,7 @@ impl Shadow {
             provider,
             binding: self.binding(provider),
             session,
+            at: now,
             fenced: false,
             begun: false,
             cancelled: None,
@@ -588,6 +638,7 @@ impl Shadow {
     fn is_configured(&self, provider: ProviderIndex, request: &Request) -> bool {
         let name = self.names.provider(provider);
         name.enabled
+            && request.without != Some(provider)
             && self
                 .names
                 .model(request.model)
@@ -661,7 +712,8 @@ impl Shadow {
     }
 
     /// After a step.
-    pub(crate) fn settle(&self, control: &Control) {
+    pub(crate) fn settle(&mut self, control: &Control) {
+        self.waiting.extend(self.again.take());
         assert!(
             self.owed.is_none(),
             "a cancelled request was never answered"

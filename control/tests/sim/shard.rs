@@ -1,7 +1,7 @@
 //! A shard as `step` describes it: sessions, client slots, run slots with the dead-slot rule.
 use std::collections::{BTreeMap, VecDeque};
 
-use iop_control::step::{CommandAnswer, CommandId, Effect, Ending, Event, Evidence};
+use iop_control::step::{CommandAnswer, CommandId, Effect, Eligibility, Ending, Event, Evidence};
 use iop_proto::ids::{ClientRef, NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
@@ -31,8 +31,10 @@ pub(crate) enum ClientState {
     /// Submitted, or back from a grant: control owes an answer.
     Waiting,
     Running(u32),
-    /// Its run stalled: control owes the handoff.
-    Parked,
+    /// Its run stalled: control owes the handoff, and if `whole` perhaps a second run.
+    Parked {
+        whole: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -253,7 +255,9 @@ impl Shard {
                 }
             }
             Effect::Cancel { run, reason } => self.cancel(run, reason, people, dice),
-            Effect::Handoff { client, .. } => self.handed_on(client, people),
+            Effect::Handoff {
+                client, recovers, ..
+            } => self.handed_on(client, recovers, people),
             Effect::Command {
                 session, command, ..
             } => {
@@ -270,9 +274,17 @@ impl Shard {
         None
     }
 
-    fn handed_on(&mut self, client: ClientRef, people: &mut [Person]) {
-        if let Some(client) = self.client(client) {
-            assert_eq!(client.state, ClientState::Parked, "nobody waits for it");
+    fn handed_on(&mut self, client: ClientRef, recovers: bool, people: &mut [Person]) {
+        let Some(client) = self.client(client) else {
+            return;
+        };
+        let ClientState::Parked { whole } = client.state else {
+            panic!("nobody waits for it");
+        };
+        if recovers {
+            assert!(whole, "nothing to ask again with");
+            client.state = ClientState::Waiting;
+        } else {
             client.state = ClientState::Idle;
             people[client.person].answered += 1;
         }
@@ -440,8 +452,10 @@ impl Shard {
         };
         people[tenant.person].gone = true;
         match tenant.state {
-            ClientState::Idle | ClientState::Parked => {}
-            ClientState::Waiting => self.events.push_back(Event::ClientGone { client }),
+            ClientState::Idle | ClientState::Parked { whole: false } => {}
+            ClientState::Waiting | ClientState::Parked { whole: true } => {
+                self.events.push_back(Event::ClientGone { client })
+            }
             ClientState::Running(row) => {
                 let run = self.run_ref(row);
                 let (
@@ -557,7 +571,7 @@ impl Shard {
     }
 
     /// The stall terminal of a begun run arrives: its client waits for the handoff.
-    pub(crate) fn stall(&mut self, row: u32, evidence: Evidence) {
+    pub(crate) fn stall(&mut self, row: u32, evidence: Evidence, recovery: Eligibility) {
         let run = self.run_ref(row);
         let (
             _,
@@ -570,8 +584,15 @@ impl Shard {
         else {
             panic!("not begun")
         };
+        let recovery = if client.is_some() {
+            recovery
+        } else {
+            Eligibility::ClientGone
+        };
         if let Some(slot) = client {
-            self.clients[slot as usize].tenant.as_mut().unwrap().state = ClientState::Parked;
+            let whole = recovery == Eligibility::Eligible;
+            self.clients[slot as usize].tenant.as_mut().unwrap().state =
+                ClientState::Parked { whole };
         }
         self.runs.insert(row, (run.generation, Run::Done));
         let client = client.map(|slot| self.client_ref(slot));
@@ -579,6 +600,7 @@ impl Shard {
             run,
             client,
             evidence,
+            recovery,
         });
     }
 

@@ -1,7 +1,8 @@
 //! How much happened, so that a simulation cannot become too tame to prove anything.
 use core::fmt;
 
-use iop_control::edge::{Counters, HealthSource, Outcome};
+use iop_control::edge::{Counters, HealthSource, Outcome, Recovery};
+use iop_control::step::Eligibility;
 use iop_proto::reason::Reason;
 
 use crate::acts::ACTS;
@@ -20,7 +21,7 @@ pub(crate) struct Tally {
 type Count = fn(&Counters) -> u64;
 
 /// What control must have come across often.
-const OUTCOMES: [(&str, Count); 19] = [
+const OUTCOMES: [(&str, Count); 24] = [
     ("grants", |c| c.grants),
     ("grants of waiters", |c| c.grants_queued),
     ("back in the queue", |c| c.queue_returns),
@@ -43,6 +44,15 @@ const OUTCOMES: [(&str, Count); 19] = [
             .iter()
             .sum()
     }),
+    ("second runs", |c| c.eligibility_of(Eligibility::Eligible)),
+    ("ended second runs", |c| {
+        c.recoveries_of(Recovery::Recovered) + c.recoveries_of(Recovery::Failed)
+    }),
+    ("stalled again", |c| c.recoveries_of(Recovery::StalledAgain)),
+    ("never served again", |c| {
+        c.recoveries_of(Recovery::Unserved)
+    }),
+    ("left before", |c| c.recoveries_of(Recovery::ClientGone)),
     ("commands", |c| c.commands_sent),
     ("commands without answer", |c| {
         c.commands_timed_out + c.commands_lost

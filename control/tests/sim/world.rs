@@ -244,6 +244,7 @@ impl World {
         if self.takes_notices {
             self.tally.notices += self.control.take_events().count() as u64;
             self.tally.notices += self.control.take_health().count() as u64;
+            self.tally.notices += self.control.take_recoveries().count() as u64;
         }
         self.control.take_finished().count();
     }

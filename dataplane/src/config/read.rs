@@ -47,6 +47,7 @@ const ROOT: &[&str] = &[
     "limits",
     "timeouts",
     "ingress",
+    "recovery",
     "log",
 ];
 
@@ -103,6 +104,7 @@ pub(super) fn edge(
         limits,
         timeouts,
         tolerate_half_close,
+        recovery: recovery(&root),
         log: log(&root),
     };
     check_memory(&root, &config, host, context);
@@ -530,6 +532,13 @@ fn check_memory(root: &Group<'_>, config: &EdgeConfig, host: &Host, context: &Co
         Some(field) => field.complain(what),
         None => context.complain(0, "limits", what),
     }
+}
+
+/// On unless switched off. `[D-18]`
+fn recovery(root: &Group<'_>) -> bool {
+    let words = [("on", true), ("off", false)];
+    let field = root.get("recovery");
+    field.and_then(|field| field.word(&words)).unwrap_or(true)
 }
 
 fn log(root: &Group<'_>) -> LogConfig {

@@ -84,6 +84,7 @@ impl EdgeConfig {
             limits,
             timeouts,
             tolerate_half_close: _,
+            recovery: _,
             log,
         } = fresh;
         restart.keep("listeners.nodes", &self.nodes_listen, nodes_listen);
@@ -285,6 +286,8 @@ fn changes(before: &EdgeConfig, after: &EdgeConfig) -> Vec<String> {
     );
     let half_close = before.tolerate_half_close != after.tolerate_half_close;
     changes.fields("ingress", &[("tolerate_half_close", half_close)]);
+    let recovery = before.recovery != after.recovery;
+    changes.fields("requests", &[("recovery", recovery)]);
     changes.lines()
 }
 

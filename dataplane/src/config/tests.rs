@@ -219,6 +219,7 @@ timeouts: {handshake_ms: 1, head_ms: 2, body_ms: 3, keep_alive_ms: 4, queue_wait
            write_stall_ms: 6, heartbeat_ms: 7, dead_ms: 14, registration_ms: 9, drain_ms: 10,
            command_ms: 11, refresh_ms: 12}
 ingress: {tolerate_half_close: true}
+recovery: off
 log: {level: debug, access: 1/100}
 ";
     let config = good(&format!("{BASE}{more}"));
@@ -251,6 +252,7 @@ log: {level: debug, access: 1/100}
     };
     assert_eq!(config.timeouts, timeouts);
     assert!(config.tolerate_half_close);
+    assert!(!config.recovery && good(BASE).recovery);
     assert_eq!(
         config.log,
         LogConfig {

@@ -53,6 +53,7 @@ impl Shard {
         };
         client.plan = Some(plan);
         client.status = status;
+        self.release_body(run);
         self.count_status(status);
         self.send_scratch(row, written.len);
     }

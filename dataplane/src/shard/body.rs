@@ -7,12 +7,14 @@ use core::ops::Range;
 use iop_proto::ids::ShardIndex;
 use iop_proto::limits::BLOCK_BYTES;
 
-use super::buffer::{Chain, Chains, LentBlock};
+use super::buffer::{Chain, Chains, Cursor, LentBlock};
 
-/// The bytes of a body: in a chain of this shard's pool, or on loan from the shard that collected it.
+/// The bytes of a body: in a chain of this shard's pool, given back as they are read or kept for a
+/// second run, or on loan from the shard that collected it.
 #[derive(Debug)]
 pub(super) enum Body {
     Own(Chain),
+    Kept(Chain, Cursor),
     Lent(Lent),
 }
 
@@ -39,6 +41,7 @@ impl Body {
     pub(super) const fn bytes(&self) -> u64 {
         match self {
             Self::Own(chain) => chain.bytes(),
+            Self::Kept(_, cursor) => cursor.left(),
             Self::Lent(lent) => lent.left,
         }
     }
@@ -47,6 +50,7 @@ impl Body {
     pub(super) fn front<'a>(&'a self, pool: &'a Chains) -> &'a [u8] {
         match self {
             Self::Own(chain) => pool.front(chain),
+            Self::Kept(_, cursor) => pool.at(cursor),
             Self::Lent(lent) => lent
                 .blocks
                 .get(lent.at)
@@ -58,6 +62,7 @@ impl Body {
     pub(super) fn consume(&mut self, pool: &mut Chains, mut bytes: usize) {
         match self {
             Self::Own(chain) => pool.consume(chain, bytes),
+            Self::Kept(_, cursor) => pool.advance(cursor, bytes),
             Self::Lent(lent) => {
                 lent.left -= bytes as u64;
                 while let Some(block) = lent.blocks.get(lent.at) {
@@ -77,14 +82,14 @@ impl Body {
     pub(super) fn collecting(&mut self) -> &mut Chain {
         match self {
             Self::Own(chain) => chain,
-            Self::Lent(_) => unreachable!("a body on loan is whole"),
+            Self::Kept(..) | Self::Lent(_) => unreachable!("it is whole"),
         }
     }
 
     /// Lets go of it: blocks of `pool` go back at once, lent ones are returned for their owner.
     pub(super) fn clear(&mut self, pool: &mut Chains) -> Option<Lent> {
         match std::mem::take(self) {
-            Self::Own(mut chain) => {
+            Self::Own(mut chain) | Self::Kept(mut chain, _) => {
                 pool.clear(&mut chain);
                 None
             }
@@ -92,10 +97,32 @@ impl Body {
         }
     }
 
+    /// From here on reading leaves it whole, so that it can be read again.
+    pub(super) fn keep(&mut self) {
+        if let Self::Own(chain) = self {
+            let chain = chain.take();
+            *self = Self::Kept(chain, Cursor::start(&chain));
+        }
+    }
+
+    /// Back to its first byte, if all of it is still here.
+    pub(super) fn rewind(&mut self) -> bool {
+        match self {
+            Self::Own(_) => return false,
+            Self::Kept(chain, cursor) => *cursor = Cursor::start(chain),
+            Self::Lent(lent) => {
+                (lent.at, lent.offset) = (0, 0);
+                let blocks = lent.blocks.iter();
+                lent.left = blocks.map(|block| block.bytes().len() as u64).sum();
+            }
+        }
+        true
+    }
+
     /// Makes it readable by another shard.
     pub(super) fn lend(self, pool: &mut Chains, owner: ShardIndex) -> Self {
         match self {
-            Self::Own(mut chain) => {
+            Self::Own(mut chain) | Self::Kept(mut chain, _) => {
                 let left = chain.bytes();
                 let blocks = pool.lend(&mut chain);
                 Self::Lent(Lent {

@@ -164,6 +164,33 @@ impl Chain {
     }
 }
 
+/// A place in a chain to read from that leaves the chain whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor {
+    row: u32,
+    /// Bytes of the block behind its `start` that were read.
+    read: u32,
+    left: u64,
+}
+
+impl Cursor {
+    /// The chain's first byte.
+    #[must_use]
+    pub const fn start(chain: &Chain) -> Self {
+        Self {
+            row: chain.head,
+            read: 0,
+            left: chain.bytes,
+        }
+    }
+
+    /// Bytes from here to the chain's end.
+    #[must_use]
+    pub const fn left(&self) -> u64 {
+        self.left
+    }
+}
+
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 impl Chains {
@@ -338,6 +365,35 @@ impl Chains {
         debug_assert!(bytes == 0);
     }
 
+    /// The contiguous bytes at a place of a chain of this pool; empty at its end.
+    #[must_use]
+    pub fn at(&self, cursor: &Cursor) -> &[u8] {
+        if cursor.row == NONE {
+            return &[];
+        }
+        let row = cursor.row as usize;
+        let link = self.links[row];
+        let from = row * BLOCK + (link.start + cursor.read) as usize;
+        self.region.bytes(from, row * BLOCK + link.end as usize)
+    }
+
+    /// Reads on by `bytes` of what follows.
+    #[expect(clippy::cast_possible_truncation, reason = "part of a block")]
+    pub fn advance(&self, cursor: &mut Cursor, mut bytes: usize) {
+        debug_assert!(bytes as u64 <= cursor.left);
+        cursor.left -= bytes as u64;
+        while cursor.row != NONE {
+            let link = self.links[cursor.row as usize];
+            let held = (link.end - link.start - cursor.read) as usize;
+            if bytes < held {
+                cursor.read += bytes as u32;
+                return;
+            }
+            bytes -= held;
+            (cursor.row, cursor.read) = (link.next, 0);
+        }
+    }
+
     fn free_block(&mut self, row: u32) {
         self.links[row as usize].next = self.free;
         self.free = row;
@@ -462,6 +518,32 @@ mod tests {
         pool.keep_first(&mut empty);
         assert_eq!((pool.used(), empty.bytes()), (1, BLOCK as u64));
         pool.clear(&mut empty);
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn a_cursor_reads_a_chain_and_leaves_it_whole() {
+        let mut pool = Chains::new(3);
+        let mut chain = Chain::EMPTY;
+        let bytes: Vec<u8> = (0..BLOCK * 2 + 100)
+            .map(|n| (n % 251).to_le_bytes()[0])
+            .collect();
+        pool.append(&mut chain, &bytes).unwrap();
+        for step in [1_000, BLOCK, BLOCK + 1, bytes.len()] {
+            let mut cursor = Cursor::start(&chain);
+            let mut seen = Vec::new();
+            while cursor.left() > 0 {
+                let part = pool.at(&cursor).len().min(step);
+                seen.extend_from_slice(&pool.at(&cursor)[..part]);
+                pool.advance(&mut cursor, part);
+            }
+            assert!(seen == bytes && pool.at(&cursor).is_empty());
+        }
+        let mut over_blocks = Cursor::start(&chain);
+        pool.advance(&mut over_blocks, BLOCK + 7);
+        assert_eq!(pool.at(&over_blocks)[0], bytes[BLOCK + 7]);
+        assert_eq!((pool.used(), chain.bytes()), (3, bytes.len() as u64));
+        pool.clear(&mut chain);
         assert_eq!(pool.used(), 0);
     }
 

@@ -59,8 +59,11 @@ pub(super) enum Phase {
     Running {
         run: u32,
     },
-    /// Its run stalled; control decides what that says of the provider, then it is told.
-    Parked,
+    /// Its run stalled; control decides what that says of the provider, then it is told, or waits
+    /// again.
+    Parked {
+        may_recover: bool,
+    },
     /// The answer is complete and on its way to the socket.
     Flushing,
     /// Answered for the last time: what still comes is dropped, within a bound. `[D-42]`
@@ -133,6 +136,10 @@ pub(super) struct Client {
     pub in_dirty: bool,
 
     pub submitted: Now,
+    /// When its latest run was granted.
+    pub granted: Now,
+    /// What the deadline of a first run that stalled leaves to the second. `[D-18]`
+    pub hard_end: Option<Now>,
     pub first_byte: Option<Now>,
     pub status: u16,
     pub provider: Option<ProviderIndex>,
@@ -184,6 +191,8 @@ impl Client {
             drained: 0,
             in_dirty: false,
             submitted: Now::default(),
+            granted: Now::default(),
+            hard_end: None,
             first_byte: None,
             status: 0,
             provider: None,
@@ -415,7 +424,7 @@ impl Shard {
                 Phase::Waiting
                 | Phase::Leaving { .. }
                 | Phase::Running { .. }
-                | Phase::Parked
+                | Phase::Parked { .. }
                 | Phase::Flushing => {
                     if self
                         .early
@@ -481,7 +490,10 @@ impl Shard {
         let client = &mut self.clients[row];
         client.input_closed = true;
         match client.phase {
-            Phase::Waiting | Phase::Leaving { .. } | Phase::Running { .. } | Phase::Parked
+            Phase::Waiting
+            | Phase::Leaving { .. }
+            | Phase::Running { .. }
+            | Phase::Parked { .. }
                 if tolerated =>
             {
                 client.asked.keep_alive = false;
@@ -523,7 +535,7 @@ impl Shard {
                 });
                 self.log_access(row);
             }
-            Phase::Waiting => {
+            Phase::Waiting | Phase::Parked { may_recover: true } => {
                 let client = self.client_reference(row);
                 self.outbox.owe(Event::ClientGone { client });
                 self.log_access(row);
@@ -532,7 +544,7 @@ impl Shard {
                 self.log_access(row);
                 self.detach_run(run as usize);
             }
-            Phase::Parked | Phase::Flushing => self.log_access(row),
+            Phase::Parked { may_recover: false } | Phase::Flushing => self.log_access(row),
             _ => {}
         }
     }
@@ -650,11 +662,13 @@ impl Shard {
             self.outbox.owe(Event::NotSent { run, client });
             return;
         };
+        self.keep_body(row);
         let request = self.clients[row].request.take();
         let lease =
             lease.unwrap_or_else(|| Arc::clone(&self.config.names.providers[provider.row()]));
         self.clients[row].phase = Phase::Running { run: run.slot };
         self.clients[row].provider = Some(provider);
+        self.clients[row].granted = self.now;
         let (generation, operation) = (self.clients[row].generation, self.clients[row].operation);
         let session = (session.slot, session.generation.get());
         self.take_run(
@@ -720,7 +734,7 @@ impl Shard {
             Phase::Waiting
             | Phase::Leaving { .. }
             | Phase::Running { .. }
-            | Phase::Parked
+            | Phase::Parked { .. }
             | Phase::Flushing => client.deadline = None,
             Phase::Free | Phase::Closing => {}
         }

@@ -80,6 +80,7 @@ impl Shard {
         self.config.timeouts = epoch.timeouts;
         self.config.limits.body_bytes_max = epoch.body_bytes_max;
         self.config.tolerate_half_close = epoch.tolerate_half_close;
+        self.config.recovery = epoch.recovery;
         self.keys = Arc::clone(&epoch.keys);
         self.catalog = Arc::clone(&epoch.catalog);
         self.epoch = epoch;

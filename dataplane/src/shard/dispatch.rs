@@ -139,6 +139,7 @@ impl Shard {
     }
 
     fn tunnel_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
+        let timeout_s = self.hard_deadline_s(run);
         let run = &self.runs[run];
         let provider = run.lease();
         let route = provider.route(run.operation);
@@ -151,7 +152,7 @@ impl Shard {
             query: "",
             body_len,
             stream: run.request.stream,
-            timeout_sec: i32::try_from(provider.timeout_s).unwrap_or(i32::MAX),
+            timeout_sec: i32::try_from(timeout_s).unwrap_or(i32::MAX),
             operation: route
                 .and_then(|route| route.operation.wire_name())
                 .unwrap_or(""),
@@ -165,6 +166,7 @@ impl Shard {
         input_len: u32,
         metadata: &'a [(&'a str, &'a str)],
     ) -> RunRequestHead<'a> {
+        let timeout_s = self.hard_deadline_s(run);
         let run = &self.runs[run];
         let provider = run.lease();
         RunRequestHead {
@@ -173,7 +175,7 @@ impl Shard {
             target: &provider.target,
             metadata,
             input_len,
-            timeout_sec: i32::try_from(provider.timeout_s).unwrap_or(i32::MAX),
+            timeout_sec: i32::try_from(timeout_s).unwrap_or(i32::MAX),
             stall_timeout_ms: i64::try_from(provider.stall_timeout_ms).unwrap_or(i64::MAX),
         }
     }

@@ -92,6 +92,8 @@ pub struct ShardConfig {
     pub limits: Limits,
     pub timeouts: Timeouts,
     pub tolerate_half_close: bool,
+    /// A stalled request may be asked of another provider. `[D-18]`
+    pub recovery: bool,
     pub sessions_max: usize,
     /// Blocks of this shard's share of the pools.
     pub output_blocks: u32,
@@ -112,6 +114,7 @@ impl ShardConfig {
             limits: config.limits,
             timeouts: config.timeouts,
             tolerate_half_close: config.tolerate_half_close,
+            recovery: config.recovery,
             sessions_max: sessions.min(SESSIONS_PER_SHARD_MAX as usize),
             output_blocks: share(config.limits.output_pool_bytes),
             body_blocks: share(config.limits.body_pool_bytes),

@@ -49,6 +49,7 @@ impl Shard {
         };
         client.framing = Framing::Plain;
         client.submitted = self.now;
+        client.hard_end = None;
         client.model = None;
         let block = client
             .head

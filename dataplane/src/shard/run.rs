@@ -6,7 +6,7 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use iop_control::names::ProviderName;
-use iop_control::step::{Ending, Event, Evidence};
+use iop_control::step::{Eligibility, Ending, Event, Evidence};
 use iop_proto::catalog::Operation;
 use iop_proto::ids::{BootNonce, ClientRef, Now, RunId, RunRef, ShardIndex, SlotGeneration};
 use iop_proto::reason::Reason;
@@ -196,12 +196,14 @@ impl Shard {
         row: usize,
         client: Option<ClientRef>,
         evidence: Evidence,
+        recovery: Eligibility,
     ) {
         debug_assert_eq!(self.runs[row].stage, Stage::Begun);
         self.outbox.owe(Event::Stalled {
             run: self.runs[row].reference,
             client,
             evidence,
+            recovery,
         });
         self.free_run(row);
     }
@@ -234,7 +236,10 @@ impl Shard {
                 self.unlink_bulk(row);
                 self.return_unsent(row);
             }
-            Stage::Begun => self.cancel_run(row),
+            Stage::Begun => {
+                self.release_body(row);
+                self.cancel_run(row);
+            }
         }
     }
 

@@ -287,7 +287,11 @@ impl Shard {
                 }
             }
             Effect::Cancel { run, reason } => self.cancel_by_control(run, reason),
-            Effect::Handoff { client, handoff } => self.handed_off(client, handoff),
+            Effect::Handoff {
+                client,
+                handoff,
+                recovers,
+            } => self.handed_off(client, handoff, recovers),
             Effect::Command {
                 session,
                 command,
@@ -328,7 +332,7 @@ impl Shard {
                 | Phase::Waiting
                 | Phase::Leaving { .. }
                 | Phase::Running { .. }
-                | Phase::Parked
+                | Phase::Parked { .. }
                 | Phase::Flushing => true,
             });
         self.metrics
@@ -341,7 +345,7 @@ impl Shard {
         for row in 0..self.clients_high {
             match self.clients[row].phase {
                 Phase::Running { run } => self.fail_run(run as usize, Reason::Draining),
-                Phase::Waiting | Phase::Leaving { .. } | Phase::Parked => {
+                Phase::Waiting | Phase::Leaving { .. } | Phase::Parked { .. } => {
                     self.client_ends(row, Reason::Draining);
                 }
                 Phase::Head | Phase::Body => self.close_client(row, true),

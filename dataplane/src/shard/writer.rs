@@ -387,11 +387,15 @@ impl Shard {
                 None
             }
         };
+        let is_sent = next.is_none();
         self.sessions[row].writer.current = next.map(|(part, left)| Bulk {
             run: bulk.run,
             part,
             left,
         });
+        if is_sent {
+            self.release_body(run); // its answer may have begun already
+        }
         Ok(true)
     }
 

@@ -24,6 +24,7 @@ mod overlay;
 mod passthrough;
 mod prohibition;
 mod readiness;
+mod recovery;
 mod refresh;
 mod registration;
 mod reload;
