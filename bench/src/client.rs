@@ -12,8 +12,9 @@ use crate::event::{self, LEAD_BYTES, Wording};
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// Longest line of a rewritten answer that is accepted.
 const LINE_BYTES_MAX: usize = 64 * 1024;
-/// What marks a request of ours; five digits of the stream's number follow.
-pub(crate) const MARK: &[u8] = b"\"user\":\"s";
+/// What marks a request of ours: this, its colon and a quote, whatever blanks whoever rewrites it puts
+/// between, and then `s` and five digits, the stream's number.
+const MARK: &[u8] = b"\"user\"";
 const MARK_DIGITS: usize = 5;
 
 /// The request of stream `stream` for model `model`.
@@ -33,7 +34,9 @@ pub(crate) fn request(model: &str, stream: usize) -> Vec<u8> {
 /// The stream whose request `bytes` hold, once its mark has arrived.
 pub(crate) fn marked(bytes: &[u8]) -> Option<usize> {
     let at = bytes.windows(MARK.len()).position(|part| part == MARK)?;
-    let digits = bytes.get(at + MARK.len()..)?.get(..MARK_DIGITS)?;
+    let rest = bytes[at + MARK.len()..].trim_ascii_start();
+    let rest = rest.strip_prefix(b":")?.trim_ascii_start();
+    let digits = rest.strip_prefix(b"\"s")?.get(..MARK_DIGITS)?;
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
@@ -381,5 +384,7 @@ mod tests {
         assert_eq!(marked(&whole), Some(321));
         let end = whole.windows(5).position(|part| part == b"00321").unwrap() + 5;
         assert_eq!(marked(&whole[..end - 1]), None);
+        assert_eq!(marked(b"{\"user\" : \"s00042\"}"), Some(42));
+        assert_eq!(marked(b"{\"user\":\"t00042\"}"), None);
     }
 }

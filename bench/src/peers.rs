@@ -24,16 +24,18 @@ pub(crate) fn is_installed(program: &str, minimum: Option<(u32, u32)>) -> bool {
     let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     found
         && minimum.is_none_or(|minimum| {
-            let said = version(program.as_ref(), version_argument(program));
-            numbers(&said).is_some_and(|version| version >= minimum)
+            let said = version_argument(program).map(|how| version(program.as_ref(), how));
+            said.and_then(|said| numbers(&said))
+                .is_some_and(|version| version >= minimum)
         })
 }
 
-/// What makes a program say its version.
-pub(crate) fn version_argument(program: &str) -> &'static str {
+/// What makes a program say its version; `None`: nothing does that soon.
+pub(crate) fn version_argument(program: &str) -> Option<&'static str> {
     match program {
-        "nginx" | "haproxy" => "-v",
-        _ => "--version",
+        "nginx" | "haproxy" => Some("-v"),
+        "vllm-router" | "litellm" => None,
+        _ => Some("--version"),
     }
 }
 

@@ -26,6 +26,8 @@ struct Connection {
     dirty: bool,
 }
 
+/// A probe that is its connection's last request, as `part::answers` spells it.
+const CLOSE: &[u8] = b"connection: close";
 /// The last event of a chat, for who reads it as one.
 const DONE: &[u8] = b"e\r\ndata: [DONE]\n\n\r\n";
 
@@ -113,9 +115,17 @@ impl Provider {
                 }
                 if connection.request.starts_with(b"GET ") {
                     if connection.request.ends_with(b"\r\n\r\n") {
-                        connection.request.clear();
                         let written = connection.socket.write_all(PROBE_ANSWER);
                         written.map_err(Error::io("answer a probe"))?;
+                        // Whoever tunnels bytes leaves the end of the connection to us.
+                        let last = connection
+                            .request
+                            .windows(CLOSE.len())
+                            .any(|at| at == CLOSE);
+                        connection.request.clear();
+                        if last {
+                            self.connections[row] = None;
+                        }
                     }
                 } else if let Some(stream) = marked(&connection.request) {
                     connection.request.clear();

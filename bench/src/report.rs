@@ -30,8 +30,8 @@ pub(crate) fn versions(place: &Place, systems: &[System]) -> Vec<(String, String
         let Some((program, _)) = system.program() else {
             continue;
         };
-        if versions.iter().all(|(known, _)| known != program) {
-            let argument = peers::version_argument(program);
+        let is_new = versions.iter().all(|(known, _)| known != program);
+        if let Some(argument) = peers::version_argument(program).filter(|_| is_new) {
             versions.push((program.to_owned(), of(Path::new(program), argument)));
         }
     }
