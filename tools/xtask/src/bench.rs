@@ -24,10 +24,14 @@ fn with_peers(peers: &Path) -> Result<OsString, Error> {
     std::env::join_paths(folders).map_err(|error| Error::Step(format!("PATH: {error}")))
 }
 
-/// Builds, then passes `arguments` on to `iop-bench run`.
+/// Builds, then passes `arguments` on to `iop-bench`: to `control` if they begin so, else to `run`.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<Tally, Error> {
+    let of_control = arguments.first().is_some_and(|word| word == "control");
     let mut build = process::cargo(root);
-    build.args(["build", "--release", "-p", "iop", "-p", "iop-bench"]);
+    build.args(["build", "--release", "-p", "iop-bench"]);
+    if !of_control {
+        build.args(["-p", "iop"]);
+    }
     let built = process::run(&mut build, BUILD_LIMIT, Echo::Yes)?;
     if !built.success() {
         return Err(Error::Step(format!("cargo build --release: {built}")));
@@ -35,10 +39,12 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<Tally, Error> {
     let target = tree::target(root);
     let programs = target.join("release");
     let mut bench = Command::new(programs.join("iop-bench"));
-    bench.current_dir(root).arg("run");
-    bench.env("PATH", with_peers(&target.join(PEERS))?);
-    bench.arg("--iop").arg(programs.join("iop"));
-    bench.arg("--out").arg(target.join("bench"));
+    bench.current_dir(root);
+    if !of_control {
+        bench.env("PATH", with_peers(&target.join(PEERS))?);
+        bench.arg("run").arg("--iop").arg(programs.join("iop"));
+        bench.arg("--out").arg(target.join("bench"));
+    }
     let done = process::run(bench.args(arguments), RUN_LIMIT, Echo::Yes)?;
     let closing = done.output.lines().rev().find_map(Tally::parse);
     closing.ok_or_else(|| Error::Step(format!("iop-bench: {done}")))

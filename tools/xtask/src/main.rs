@@ -47,7 +47,8 @@ cargo xtask <command>
   conformance                 an agent written from the documents alone against the Edge
   e2e                         official clients through Edge and node to a real model server
   bench [--quick] [--peers none|installed|all|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
-                              frames per second and what they cost, beside baselines and peers";
+                              frames per second and what they cost, beside baselines and peers
+  bench control [--seconds N] what a decision of control costs, alone and through the rings";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
