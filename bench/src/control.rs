@@ -2,10 +2,13 @@
 //! through the real rings and doorbells beside the bare wake-up.
 //!
 //! Lives on: two cores, control on one, a shard's part on the other. Bound: `Options::seconds` a row.
+use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use iop_control::names::{ModelName, Names, NodeName, ProviderName, QueueLimits};
+use iop_control::names::{
+    Gone, ModelName, Names, NodeName, ProviderName, QueueLimits, Waits,
+};
 use iop_proto::catalog::{Category, OperationSet, ProviderKind};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, ProviderIndex, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
@@ -110,7 +113,7 @@ fn names(providers: usize, capacity: u32, waiters_max: u32) -> Names {
             certificate_name: "n".into(),
             config_payload: Vec::new(),
         }],
-        providers: (0..providers).map(provider).collect(),
+        providers: (0..providers).map(provider).map(Arc::new).collect(),
         models: vec![ModelName {
             name: "m".into(),
             providers: (0..providers).filter_map(ProviderIndex::new).collect(),
@@ -123,5 +126,7 @@ fn names(providers: usize, capacity: u32, waiters_max: u32) -> Names {
             wait_ms: 30_000,
             dispatch_ms: 5_000,
         },
+        waits: Waits::default(),
+        gone: Gone::default(),
     }
 }

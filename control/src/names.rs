@@ -112,6 +112,8 @@ pub struct QueueLimits {
     pub waiters_max: u32,
     pub waiting_bytes_max: u64,
     pub wait_ms: u64,
+    /// A lease taken whose request has not begun by then is returned. `[states §3: Selected]`
+    pub dispatch_ms: u64,
 }
 
 /// Waits of control beside the queue's, ms. `[D-29]`

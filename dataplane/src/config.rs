@@ -120,11 +120,13 @@ pub struct Limits {
     pub body_pool_bytes: u64,
     /// One request body, bytes; longer is 413. `[D-02]`
     pub body_bytes_max: u32,
+    /// Receive buffers of each kind on each shard, a power of two.
+    pub receive_buffers: u32,
 }
 
 /// Waits of front and shards, milliseconds, each at least 1. `[D-29]`
 ///
-/// Queue wait is in [`iop_control::names::QueueLimits`]; response wait is each provider's.
+/// Queue and dispatch wait are in [`iop_control::names::QueueLimits`]; response wait is each provider's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// TLS, from accept to the end of the handshake.

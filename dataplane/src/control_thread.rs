@@ -379,3 +379,130 @@ fn push(links: &mut [ControlEnd], unrung: &mut [bool], effect: Effect) {
     pushed.expect("room was reserved before the event was taken");
     unrung[row] = true;
 }
+
+#[cfg(test)]
+mod tests {
+    use iop_control::step::Event;
+    use iop_proto::catalog::Operation;
+    use iop_proto::ids::{ClientRef, ModelIndex, SlotGeneration};
+    use iop_proto::limits::LINK_SLOTS;
+
+    use super::*;
+    use crate::cold::fixture;
+    use crate::lanes::{ShardEnd, link};
+    use crate::shard::outbox::Outbox;
+
+    /// Requests of each shard: several rings full.
+    const REQUESTS: u32 = 5 * LINK_SLOTS;
+
+    struct Shard {
+        lanes: ShardEnd,
+        outbox: Outbox,
+        answered: u32,
+    }
+
+    impl Shard {
+        /// Pushes what it owes; whether there was room for some of it.
+        fn push(&mut self) -> bool {
+            self.outbox.push(&mut self.lanes.events)
+        }
+
+        /// Takes every answer that is there: each request's, in order, once.
+        fn drain(&mut self) {
+            while let Some(effect) = self.lanes.effects.pop() {
+                if let Effect::Refuse { client, .. } = effect {
+                    assert_eq!(client.slot, self.answered, "lost, repeated or out of order");
+                    self.answered += 1;
+                }
+            }
+        }
+
+        fn is_full(&mut self) -> bool {
+            let waits = self.outbox.is_waiting() && self.lanes.events.free() == 0;
+            waits && !self.lanes.effects.is_empty()
+        }
+    }
+
+    /// Two shards that owe control more than any ring holds, and control's thread.
+    fn edge() -> (Runner, Vec<Shard>) {
+        let waker = || Waker::new().expect("a descriptor");
+        let control = waker();
+        let (mut shards, mut links) = (Vec::new(), Vec::new());
+        for row in 0..2 {
+            let (lanes, far) = link(&waker(), &control);
+            let mut outbox = Outbox::new(1, REQUESTS as usize);
+            for slot in 0..REQUESTS {
+                outbox.owe(Event::Submit {
+                    client: ClientRef {
+                        shard: ShardIndex::new(row).unwrap(),
+                        slot,
+                        generation: SlotGeneration::FIRST,
+                    },
+                    model: ModelIndex::new(0).unwrap(),
+                    operation: Operation::ChatCompletions,
+                    long: false,
+                    body_bytes: 2, // more than may wait: refused at once
+                });
+            }
+            shards.push(Shard {
+                lanes,
+                outbox,
+                answered: 0,
+            });
+            links.push(far);
+        }
+        let (_snapshots, snapshots) = crossbeam_channel::bounded(1);
+        let (_commands, commands) = crossbeam_channel::bounded(1);
+        let (_operators, operators) = crossbeam_channel::bounded(1);
+        let (_answers, answers) = crossbeam_channel::bounded(1);
+        let runner = Runner::new(ControlParts {
+            control: Control::new(fixture::names(), 2, Now::default()),
+            links,
+            waker: control,
+            snapshots,
+            commands,
+            operators,
+            answers,
+            metrics: ControlMetrics::new().0,
+            started: Instant::now(),
+        });
+        (runner.expect("a ring"), shards)
+    }
+
+    /// Turns of everybody, in which only those shards take answers that `drains`; until nothing moves.
+    fn turn_until_still(runner: &mut Runner, shards: &mut [Shard], drains: fn(usize) -> bool) {
+        for _ in 0..2 * REQUESTS {
+            let mut moved = false;
+            for (row, shard) in shards.iter_mut().enumerate() {
+                moved |= shard.push();
+                if drains(row) {
+                    let before = shard.answered;
+                    shard.drain();
+                    moved |= shard.answered > before;
+                }
+            }
+            runner.turn();
+            if !moved {
+                return;
+            }
+        }
+        panic!("it never comes to rest");
+    }
+
+    /// Proves [S-72], [D-48].
+    #[test]
+    fn s72_two_full_rings_do_not_wait_for_each_other() {
+        let (mut runner, mut shards) = edge();
+        turn_until_still(&mut runner, &mut shards, |_| false);
+        assert!(shards.iter_mut().all(Shard::is_full), "both ways are full");
+        assert!(!runner.has_room());
+        // One shard that takes its answers frees nobody while the other's ring has no room.
+        turn_until_still(&mut runner, &mut shards, |row| row == 0);
+        assert!(!runner.has_room() && shards[0].answered < REQUESTS);
+        turn_until_still(&mut runner, &mut shards, |_| true);
+        for shard in &mut shards {
+            assert_eq!(shard.answered, REQUESTS);
+            assert!(!shard.outbox.is_waiting() && shard.lanes.effects.is_empty());
+        }
+    }
+}

@@ -88,6 +88,7 @@ pub const COMPLETIONS_PER_TURN_MAX: u32 = 256;
 /// Four full records: with less, nearly every record straddles two buffers and is copied.
 pub const RECEIVE_BUFFER_BYTES: u32 =
     (4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES)).next_multiple_of(4096);
+/// An operator may configure fewer: then a receive waits for a turn when they run out.
 pub const RECEIVE_BUFFERS: u32 = COMPLETIONS_PER_TURN_MAX // held by the turn in progress
     + COMPLETIONS_PER_TURN_MAX; // filled while that turn settles
 /// A client's receive: one record, so that a request body arrives in few completions, and one
@@ -156,7 +157,7 @@ pub const STALL_TIMEOUT_MS_MAX: i64 = i64::MAX / 1_000_000;
 /// Ping after this long without a write; dead after this long without a read. `[D-03]`
 pub const HEARTBEAT_MS: u64 = 10_000;
 pub const DEAD_MS: u64 = 30_000;
-/// A lease taken whose request was not dispatched. `[states §3]`
+/// A lease taken whose request was not dispatched, by default. `[states §3]`
 pub const SELECTED_MS: u64 = 5_000;
 /// A superseded owner may have its ready answered this long. `[D-60]`
 pub const REJECTED_READY_MS: u64 = 5_000;
@@ -255,7 +256,7 @@ const _: () = {
     assert!(EPOCH_SLOTS.is_power_of_two());
     assert!(LINK_SLOTS >= EFFECTS_PER_STEP_MAX); // a step always fits an empty ring
     assert!(GRANTS_PER_STEP_MAX < EFFECTS_PER_STEP_MAX);
-    assert!(RECEIVE_BUFFERS.is_power_of_two() && CLIENT_RECEIVE_BUFFERS.is_power_of_two());
+    assert!(RECEIVE_BUFFERS.is_power_of_two() && RECEIVE_BUFFERS == CLIENT_RECEIVE_BUFFERS);
     assert!(RECEIVE_BUFFERS <= 32_768 && CLIENT_RECEIVE_BUFFERS <= 32_768); // kernel's buffer-ring bound
     assert!(RECEIVE_BUFFER_BYTES >= 4 * (RECORD_PLAIN_BYTES_MAX + RECORD_EXTRA_BYTES));
     assert!(CLIENT_RECEIVE_BYTES >= RECORD_BYTES_MAX);

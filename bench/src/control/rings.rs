@@ -292,6 +292,8 @@ impl Shard {
 fn control(far: ControlEnd, waker: Waker) {
     let (_snapshots, snapshots) = bounded(1);
     let (_commands, commands) = bounded(1);
+    let (_operators, operators) = bounded(1);
+    let (_answers, answers) = bounded(1);
     let (metrics, _reader) = ControlMetrics::new();
     let capacity = u32::try_from(OUTSTANDING_MAX).expect("a small constant");
     let names = Arc::new(names(8, capacity, 1));
@@ -301,6 +303,8 @@ fn control(far: ControlEnd, waker: Waker) {
         waker,
         snapshots,
         commands,
+        operators,
+        answers,
         metrics,
         started: Instant::now(),
     });

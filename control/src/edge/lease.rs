@@ -6,7 +6,7 @@
 //!
 //! Lives on: control. Bound: `RUNS_PER_SHARD_MAX` per shard.
 use iop_proto::ids::{Generation, Now, ProviderIndex, RunRef, ShardIndex};
-use iop_proto::limits::{RUNS_PER_SHARD_MAX, SELECTED_MS};
+use iop_proto::limits::RUNS_PER_SHARD_MAX;
 use iop_proto::reason::Reason;
 
 use super::overlay::BindingId;
@@ -37,14 +37,9 @@ pub(crate) struct Lease {
     /// A second run: the provider that the first one stalled at. `[D-18]`
     pub(crate) without: Option<ProviderIndex>,
     pub(crate) granted: Now,
-    pub(crate) phase: Phase,
-}
-
-impl Lease {
     /// Latest instant for the request to begin. `[states §3: Selected]`
-    pub(crate) const fn begin_by(&self) -> Now {
-        self.granted.after_ms(SELECTED_MS)
-    }
+    pub(crate) begin_by: Now,
+    pub(crate) phase: Phase,
 }
 
 #[derive(Debug)]

@@ -195,6 +195,7 @@ fn names() -> Names {
             waiters_max: 2,
             waiting_bytes_max: 1_000,
             wait_ms: 30_000,
+            dispatch_ms: 5_000,
         },
         waits: Waits::default(),
         gone: Gone::default(),

@@ -111,6 +111,7 @@ impl Control {
             body_bytes: waiter.body_bytes,
             without: waiter.without,
             granted: now,
+            begin_by: now.after_ms(self.names.queue.dispatch_ms),
             phase: Phase::Selected,
         };
         let Some(run) = self.leases.insert(owner.session.shard, lease) else {
@@ -121,7 +122,7 @@ impl Control {
         self.resources.take(provider, place.class);
         *self.queue.selected_mut(place.model, provider) += 1;
         self.offer(provider);
-        self.timers.set(lease.begin_by(), Timer::Begin(run));
+        self.timers.set(lease.begin_by, Timer::Begin(run));
         self.counters.grants += 1;
         out.push(Effect::Grant {
             client: waiter.client,
@@ -173,7 +174,7 @@ impl Control {
         }
     }
 
-    /// Granted five seconds ago and not begun: the run is ended. One whose generation is dead comes
+    /// Granted long ago and not begun: the run is ended. One whose generation is dead comes
     /// back by itself. `[states §3: Selected]`
     pub(super) fn begin_over(&mut self, run: RunRef, out: &mut Out) {
         let Some(lease) = self.leases.get_mut(run) else {
@@ -212,7 +213,7 @@ impl Control {
             Phase::Selected => {
                 lease.phase = Phase::Begun;
                 let lease = *lease;
-                self.timers.cancel(lease.begin_by(), Timer::Begin(run));
+                self.timers.cancel(lease.begin_by, Timer::Begin(run));
                 self.decide(&lease);
             }
             Phase::Begun => panic!("a run began twice"),
@@ -306,7 +307,7 @@ impl Control {
             return None;
         };
         if lease.phase == Phase::Selected {
-            self.timers.cancel(lease.begin_by(), Timer::Begin(run));
+            self.timers.cancel(lease.begin_by, Timer::Begin(run));
             self.decide(&lease);
         }
         let class = lease.place.class;

@@ -47,6 +47,7 @@ fn table(nodes: &[&str], providers: &[(&str, usize)], models: &[(&str, &[usize])
             waiters_max: 1,
             waiting_bytes_max: 1,
             wait_ms: 1,
+            dispatch_ms: 5_000,
         },
         waits: Waits::default(),
         gone: Gone::default(),

@@ -1,7 +1,7 @@
 //! The races of the contract that control decides, in every order that matters.
 use iop_control::edge::NodeChange;
 use iop_control::step::{Effect, Ending, Event};
-use iop_proto::limits::SELECTED_MS;
+use iop_proto::limits::{NODE_NOTICES_MAX, SELECTED_MS};
 use iop_proto::reason::Reason;
 
 use crate::rig::{
@@ -210,6 +210,7 @@ fn s15_release_against_submit_keeps_the_order() {
     }
 }
 
+/// Proves [S-16].
 #[test]
 fn s16_two_releases_and_one_waiter() {
     let mut rig = small(2);
@@ -315,4 +316,28 @@ fn s64_a_cancel_that_reaches_the_slot_before_the_client_settles_it_once() {
     assert_eq!(rig.back(run, 10), []);
     assert_eq!(rig.waiting(), 1);
     assert_eq!(granted(&rig.up(session_again(1, 2), 0)), clients([10]));
+}
+
+/// Proves [S-53].
+#[test]
+fn s53_a_fence_does_not_wait_for_whoever_takes_the_notices() {
+    let mut rig = small(1);
+    for round in 1..=NODE_NOTICES_MAX + 10 {
+        // Nobody takes a notice; each generation still serves one request and loses one.
+        let connection = session_again(0, round);
+        rig.up(connection, 0);
+        let run = rig.run(2 * round, 0);
+        rig.begun(run);
+        rig.complete(run);
+        let run = rig.run(2 * round + 1, 0);
+        rig.begun(run);
+        assert_eq!(rig.close(connection), []);
+        assert_eq!(rig.shown(0).in_flight, 0);
+        assert_eq!(rig.step(Event::Lost { run }), []);
+    }
+    let counters = *rig.control.counters();
+    assert_eq!(counters.fences, u64::from(NODE_NOTICES_MAX + 10));
+    assert_eq!(counters.returns_fence, counters.fences);
+    assert_eq!(rig.notices().len(), NODE_NOTICES_MAX as usize);
+    assert_eq!(counters.notices_dropped, u64::from(NODE_NOTICES_MAX + 20));
 }

@@ -47,6 +47,7 @@ impl Universe {
                 waiters_max: u32::try_from(2 + dice.below(30)).unwrap(),
                 waiting_bytes_max: 2_000 + dice.below(60_000) as u64,
                 wait_ms: 30_000,
+                dispatch_ms: 5_000,
             },
         }
     }

@@ -51,6 +51,7 @@ pub(crate) fn names() -> Arc<Names> {
             waiters_max: 1,
             waiting_bytes_max: 1,
             wait_ms: 1,
+            dispatch_ms: 5_000,
         },
         waits: Waits::default(),
         gone: Gone::default(),

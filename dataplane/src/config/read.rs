@@ -68,18 +68,12 @@ pub(super) fn edge(
     let shards = shards(&root);
     credential_plane(&root);
     let (limits, queue) = limits(&root, shards);
-    let (timeouts, queue_wait_ms) = timeouts(&root);
-    let (names, broken) = catalog::read(
-        &root,
-        QueueLimits {
-            wait_ms: queue_wait_ms,
-            ..queue
-        },
-        Waits {
-            drain_ms: timeouts.drain_ms,
-            refresh_ms: timeouts.refresh_ms,
-        },
-    );
+    let (timeouts, queue) = timeouts(&root, queue);
+    let waits = Waits {
+        drain_ms: timeouts.drain_ms,
+        refresh_ms: timeouts.refresh_ms,
+    };
+    let (names, broken) = catalog::read(&root, queue, waits);
     let keys = keys(&root, &names, &broken);
     check_open(&root, &listeners);
     let tolerate_half_close = root
@@ -310,6 +304,7 @@ const LIMITS: &[&str] = &[
     "body_bytes_max",
     "queue_waiters_max",
     "queue_bytes_max",
+    "receive_buffers",
 ];
 
 fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
@@ -346,7 +341,17 @@ fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
         ),
         body_pool_bytes: size("body_pool_bytes", bodies, bounds::BODY_POOL_BYTES_DEFAULT),
         body_bytes_max: u32::try_from(body).expect("an envelope's size is a u32"),
+        receive_buffers: count(
+            "receive_buffers",
+            bounds::RECEIVE_BUFFERS,
+            bounds::RECEIVE_BUFFERS,
+        ),
     };
+    if !limits.receive_buffers.is_power_of_two()
+        && let Some(field) = group.and_then(|group| group.get("receive_buffers"))
+    {
+        field.complain("the kernel takes a power of two");
+    }
     check_body_pool(root, group, &limits, shards);
     let waiting = bounds::WAITING_BYTES_PER_MODEL_MAX;
     let queue = QueueLimits {
@@ -357,6 +362,7 @@ fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
         ),
         waiting_bytes_max: size("queue_bytes_max", 1024..=POOL_BYTES_MAX, waiting),
         wait_ms: bounds::QUEUE_WAIT_MS,
+        dispatch_ms: bounds::SELECTED_MS,
     };
     (limits, queue)
 }
@@ -384,6 +390,7 @@ const TIMEOUTS: &[&str] = &[
     "body_ms",
     "keep_alive_ms",
     "queue_wait_ms",
+    "dispatch_ms",
     "write_stall_ms",
     "heartbeat_ms",
     "dead_ms",
@@ -393,8 +400,8 @@ const TIMEOUTS: &[&str] = &[
     "refresh_ms",
 ];
 
-/// Waits, and the queue's own. `[D-29]`
-fn timeouts(root: &Group<'_>) -> (Timeouts, u64) {
+/// Waits; those of the queue go with its other limits. `[D-29]`
+fn timeouts(root: &Group<'_>, limits: QueueLimits) -> (Timeouts, QueueLimits) {
     let group = root.get("timeouts").and_then(|field| field.group(TIMEOUTS));
     let wait = |name: &str, default| {
         let range: RangeInclusive<u64> = 1..=WAIT_MS_MAX;
@@ -424,7 +431,12 @@ fn timeouts(root: &Group<'_>) -> (Timeouts, u64) {
             timeouts.dead_ms, timeouts.heartbeat_ms
         ));
     }
-    (timeouts, wait("queue_wait_ms", bounds::QUEUE_WAIT_MS))
+    let queue = QueueLimits {
+        wait_ms: wait("queue_wait_ms", bounds::QUEUE_WAIT_MS),
+        dispatch_ms: wait("dispatch_ms", bounds::SELECTED_MS),
+        ..limits
+    };
+    (timeouts, queue)
 }
 
 fn keys(root: &Group<'_>, names: &Names, broken: &Broken) -> Vec<ApiKey> {

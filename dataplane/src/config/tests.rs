@@ -214,8 +214,9 @@ shards: 1
 cores: [2, 0, 0]
 credential_plane: off
 limits: {clients_max: 10, handshakes_max: 3, output_pool_bytes: 2 MiB, body_pool_bytes: 3_000_000,
-         body_bytes_max: 64KiB, queue_waiters_max: 7, queue_bytes_max: 1 GiB}
-timeouts: {handshake_ms: 1, head_ms: 2, body_ms: 3, keep_alive_ms: 4, queue_wait_ms: 5,
+         body_bytes_max: 64KiB, queue_waiters_max: 7, queue_bytes_max: 1 GiB,
+         receive_buffers: 16}
+timeouts: {handshake_ms: 1, head_ms: 2, body_ms: 3, keep_alive_ms: 4, queue_wait_ms: 5, dispatch_ms: 8,
            write_stall_ms: 6, heartbeat_ms: 7, dead_ms: 14, registration_ms: 9, drain_ms: 10,
            command_ms: 11, refresh_ms: 12}
 ingress: {tolerate_half_close: true}
@@ -230,6 +231,7 @@ log: {level: debug, access: 1/100}
         output_pool_bytes: 2 << 20,
         body_pool_bytes: 3_000_000,
         body_bytes_max: 64 << 10,
+        receive_buffers: 16,
     };
     assert_eq!(config.limits, limits);
     let queue = config.names.queue;
@@ -237,6 +239,7 @@ log: {level: debug, access: 1/100}
         (queue.waiters_max, queue.waiting_bytes_max, queue.wait_ms),
         (7, 1 << 30, 5)
     );
+    assert_eq!(queue.dispatch_ms, 8);
     let timeouts = Timeouts {
         handshake_ms: 1,
         head_ms: 2,
@@ -1098,6 +1101,21 @@ fn limits_have_ceilings_and_must_fit_the_host() {
 }
 
 #[test]
+fn receive_buffers_are_a_power_of_two() {
+    for (value, why) in [
+        ("3", "a power of two"),
+        ("0", "1 to 512"),
+        ("1024", "1 to 512"),
+    ] {
+        let line = format!("receive_buffers: {value}");
+        let text = format!("limits:\n  {line}\npki:");
+        refused("pki:", &text, &line, "limits.receive_buffers", why);
+    }
+    let config = good(&format!("{BASE}limits: {{receive_buffers: 1}}\n"));
+    assert_eq!(config.limits.receive_buffers, 1);
+}
+
+#[test]
 fn d29_no_wait_is_zero_and_the_dead_have_had_two_pings() {
     let names = [
         "handshake_ms",
@@ -1105,6 +1123,7 @@ fn d29_no_wait_is_zero_and_the_dead_have_had_two_pings() {
         "body_ms",
         "keep_alive_ms",
         "queue_wait_ms",
+        "dispatch_ms",
         "write_stall_ms",
         "registration_ms",
         "drain_ms",

@@ -48,6 +48,8 @@ struct Single {
 single! {
     BUILD: Gauge, "iop_edge_build_info", ["version"], "1, labelled with the version that runs.";
     FAILURES: Counter, "iop_edge_failures_total", ["reason", "blame", "by"], "Refusals and forced ends, by reason, by whose doing it was, and by the thread that decided.";
+    SHARD_SESSIONS: Gauge, "iop_edge_shard_sessions", ["shard"], "Node connections open on each shard: where the traffic of nodes is.";
+    SHARD_RUNS: Gauge, "iop_edge_shard_runs", ["shard"], "Runs on each shard.";
     HEAP_ALLOCATIONS: Counter, "iop_edge_heap_allocations_total", ["role"], "Heap blocks asked for, by thread role.";
     HEAP_FREES: Counter, "iop_edge_heap_frees_total", ["role"], "Heap blocks given back, by thread role.";
     HEAP_BYTES: Counter, "iop_edge_heap_allocated_bytes_total", ["role"], "Heap bytes asked for, by thread role.";
@@ -151,6 +153,8 @@ impl Exposition {
             Value::Whole(1),
         );
         self.failures(&mut text);
+        self.by_shard(&mut text, &SHARD_SESSIONS, ShardMetric::Sessions);
+        self.by_shard(&mut text, &SHARD_RUNS, ShardMetric::Runs);
         heap(&mut text);
         self.process(&mut text);
     }
@@ -224,6 +228,16 @@ impl Exposition {
                 ];
                 text.sample(FAILURES.name, &labels, Value::Whole(count));
             }
+        }
+    }
+
+    /// One figure of each shard by itself, so that uneven cores are seen. `[P-77]`
+    fn by_shard(&self, text: &mut Text<'_>, family: &Single, metric: ShardMetric) {
+        text.family(family.name, family.kind, family.help);
+        for (row, shard) in self.shards.iter().enumerate() {
+            let row = row.to_string();
+            let value = Value::Whole(shard.get(metric));
+            text.sample(family.name, &[("shard", row.as_str())], value);
         }
     }
 

@@ -78,11 +78,6 @@ const WIRE_BLOCKS_PER_SESSION: u32 = SESSION_UNSENT_BYTES_MAX / BLOCK_BYTES + 12
 const EARLY_BLOCKS_PER_CLIENT: u32 = 2;
 const NODE_GROUP: u16 = 0;
 const CLIENT_GROUP: u16 = 1;
-/// Buffers of each group, as the kernel counts them; `limits` holds both below 2^15.
-#[expect(clippy::cast_possible_truncation, reason = "asserted in limits")]
-const NODE_BUFFERS: u16 = RECEIVE_BUFFERS as u16;
-#[expect(clippy::cast_possible_truncation, reason = "asserted in limits")]
-const CLIENT_BUFFERS: u16 = CLIENT_RECEIVE_BUFFERS as u16;
 
 /// What a shard needs of the configuration. Sizes are those of the start; the rest is the present
 /// epoch's.
@@ -133,14 +128,15 @@ impl ShardConfig {
         let block = u64::from(BLOCK_BYTES);
         let clients = u64::from(self.limits.clients_max);
         let sessions = self.sessions_max as u64;
+        let buffers = u64::from(self.limits.receive_buffers);
         [
             (
                 "receive buffers of nodes",
-                u64::from(RECEIVE_BUFFERS) * u64::from(RECEIVE_BUFFER_BYTES),
+                buffers * u64::from(RECEIVE_BUFFER_BYTES),
             ),
             (
                 "receive buffers of clients",
-                u64::from(CLIENT_RECEIVE_BUFFERS) * u64::from(CLIENT_RECEIVE_BYTES),
+                buffers * u64::from(CLIENT_RECEIVE_BYTES),
             ),
             ("output pool", u64::from(self.output_blocks) * block),
             ("body pool", u64::from(self.body_blocks) * block),
@@ -169,6 +165,11 @@ impl ShardConfig {
             + (RECEIVE_BUFFERS + CLIENT_RECEIVE_BUFFERS) as usize // one receive each
             + GATHERS_PER_TURN_MAX as usize // direct sends
             + 64 // the bell, answers to cancels
+    }
+
+    /// Receive buffers of each group, as the kernel counts them.
+    fn receive_buffers(&self) -> u16 {
+        u16::try_from(self.limits.receive_buffers).expect("limits holds it below 2^15")
     }
 
     fn carry_blocks(&self) -> usize {
@@ -290,9 +291,9 @@ impl Shard {
         } = parts;
         let completions = config.completions();
         let mut ring = Ring::new(slot_of(completions))?;
-        let node_buffers = ring.receive_buffers(NODE_GROUP, NODE_BUFFERS, RECEIVE_BUFFER_BYTES)?;
-        let client_buffers =
-            ring.receive_buffers(CLIENT_GROUP, CLIENT_BUFFERS, CLIENT_RECEIVE_BYTES)?;
+        let buffers = config.receive_buffers();
+        let node_buffers = ring.receive_buffers(NODE_GROUP, buffers, RECEIVE_BUFFER_BYTES)?;
+        let client_buffers = ring.receive_buffers(CLIENT_GROUP, buffers, CLIENT_RECEIVE_BYTES)?;
         let clients = config.limits.clients_max as usize;
         let sessions = config.sessions_max;
         let block = u64::from(BLOCK_BYTES);

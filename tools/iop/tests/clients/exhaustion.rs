@@ -236,6 +236,86 @@ fn more_clients_speak_at_once_than_there_are_receive_buffers() {
     edge.wait_idle();
 }
 
+/// With two buffers of each kind a shard runs out of them whenever two sockets speak at once: reads
+/// wait a turn, and every stream and body arrives whole.
+#[test]
+fn streams_live_on_when_receive_buffers_run_out() {
+    const STREAMS: usize = 24;
+    const FRAMES: u64 = 200;
+    let limits = "limits:\n  receive_buffers: 2\n";
+    let edge = Edge::start(&Setup::with(&format!("{CATALOG}{limits}")));
+    let exhausted = |seen: &Metrics| seen.get("iop_edge_receive_exhausted_total");
+    let mut node = Node::ready(&edge, "n1");
+    let padding = "x".repeat(60_000);
+    let ask = |n: usize| {
+        let body = format!("{{\"model\":\"m1\",\"n\":{n},\"stream\":true,\"x\":\"{padding}\"}}");
+        post("/v1/chat/completions", &body)
+    };
+    let mut clients: Vec<Client> = (0..STREAMS).map(|_| Client::connect(&edge)).collect();
+    edge.wait_metrics("the clients", |seen| {
+        seen.get("iop_edge_clients") == STREAMS as f64
+    });
+    // Everybody speaks while the Edge stands still, so that all of it completes in one go.
+    let pid = edge.pid().to_string();
+    run("kill", &["-STOP", &pid]);
+    for (n, client) in clients.iter_mut().enumerate() {
+        client.stream.set_nonblocking(false).expect("a socket");
+        client.send(&ask(n));
+    }
+    run("kill", &["-CONT", &pid]);
+    let mut runs = Vec::new();
+    for _ in 0..STREAMS {
+        let request = node.tunnel();
+        let body = String::from_utf8(request.body.to_vec()).expect("JSON");
+        assert!(body.ends_with(&format!("{padding}\"}}")), "a whole body");
+        let (_, n) = body.split_once("\"n\":").expect("its number");
+        let n: usize = n[..n.find(',').expect("more")].parse().expect("a number");
+        node.frame(&TunnelFrameOut::response_start(
+            &request.run_id,
+            1,
+            200,
+            EVENTS,
+        ));
+        runs.push((n, request.run_id));
+    }
+    let bodies = exhausted(&edge.metrics());
+    assert!(
+        bodies > 0.0,
+        "clients had more to say than there were buffers"
+    );
+    let event = |n: usize, frame: u64| format!("data: {n}-{frame} {}\n\n", "y".repeat(4_000));
+    std::thread::scope(|scope| {
+        let _guard = edge.guard();
+        let readers: Vec<_> = clients
+            .iter_mut()
+            .enumerate()
+            .map(|(n, client)| {
+                scope.spawn(move || {
+                    let head = client.head().expect("an answer");
+                    let (body, whole) = client.body(&head);
+                    let expected: String = (2..2 + FRAMES).map(|frame| event(n, frame)).collect();
+                    assert!(whole && body == expected.as_bytes(), "stream {n}");
+                })
+            })
+            .collect();
+        for frame in 2..2 + FRAMES {
+            for (n, id) in &runs {
+                let bytes = event(*n, frame);
+                node.frame(&TunnelFrameOut::body(id, frame, bytes.as_bytes()));
+            }
+        }
+        for (_, id) in &runs {
+            node.frame(&TunnelFrameOut::end(id, 2 + FRAMES));
+        }
+        for reader in readers {
+            reader.join().expect("a whole stream");
+        }
+    });
+    assert!(exhausted(&edge.metrics()) > bodies, "and so had the node");
+    drop((clients, node));
+    edge.wait_idle();
+}
+
 // ── body pool ─────────────────────────────────────────────────────────────────────────────────────
 
 const CHUNKED: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\n\

@@ -9,6 +9,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cores;
 mod exhaustion;
 mod hostile;
 mod slow;

@@ -355,3 +355,54 @@ fn a_node_lost_while_its_client_moves_is_replaced_under_it() {
         edge.terminate();
     });
 }
+
+// ── control ends the run meanwhile ────────────────────────────────────────────────────────────────
+
+/// A run that takes too long to begin is ended by control while its client is on its way: the cancel
+/// is there first and leaves a dead slot, where the client is told why and nothing is sent.
+/// Proves [D-32], [S-64].
+#[test]
+fn a_run_ended_while_its_client_moves_is_never_sent_and_its_client_is_told() {
+    const ROUNDS: u32 = 4;
+    let mut setup = setup("200000", "");
+    setup.catalog += "timeouts:\n  dispatch_ms: 20\n";
+    let edge = Edge::start(&setup);
+    let stays = Node::ready(&edge, "n1");
+    let mut other = Node::ready(&edge, "n2");
+    std::thread::scope(|scope| {
+        let _guard = edge.guard();
+        scope.spawn(|| echo(stays));
+        let mut ended = 0;
+        for round in 0..ROUNDS {
+            let mut client = Client::connect(&edge);
+            let home = format!("home-{round}");
+            loop {
+                // Its first request may have to move as well, and be ended on that way.
+                client.send(&request("m1", &home, 1, false, 0));
+                let head = client.head().expect("an answer");
+                let (body, whole) = client.body(&head);
+                assert!(whole);
+                if head.status == 200 {
+                    assert_eq!(body, format!("data: {home}\n\n").as_bytes());
+                    break;
+                }
+                assert_eq!(head.status, 503);
+            }
+            client.send(&request("m2", &format!("lost-{round}"), 1, false, 0));
+            let head = client.head().expect("an answer");
+            assert_eq!(head.status, 503);
+            let (body, whole) = client.body(&head);
+            let text = String::from_utf8(body).expect("text");
+            assert!(whole && text.contains("dispatch_timeout"), "{text}");
+            ended += 1;
+            // It is where its node is now: the same connection is served at once.
+            client.send(&request("m2", &format!("end-{round}"), 1, false, 0));
+            assert_eq!(answer(&mut other), format!("end-{round}"));
+            expect(&mut client, &format!("end-{round}"), 1);
+        }
+        let seen = edge.wait_idle();
+        assert!(seen.reason("dispatch_timeout") >= f64::from(ended));
+        assert_eq!(seen.get("iop_edge_node_fences_total"), 0.0);
+        edge.terminate();
+    });
+}

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 use iop_proto::domain::{Message, Ping, Pong};
 
 use crate::kit::{
-    Run, World, catalog, expect_accepted, expect_error_event, expect_ready, ready, register,
+    Run, World, body_bytes, catalog, expect_accepted, expect_error_event, expect_ready, noise,
+    ready, register,
 };
-use crate::support::{Node, chat, envelope, envelope_with};
+use crate::support::{Node, chat, envelope, envelope_with, post};
 
 const DEAD: Duration = Duration::from_millis(2_000);
 const TIMEOUTS: &str = "timeouts:\n  heartbeat_ms: 300\n  dead_ms: 2000\n";
@@ -156,4 +157,74 @@ fn d56_heartbeats_run_before_registration_and_while_pending() {
     );
     drop(silent);
     world.rest();
+}
+
+/// Proves [S-47].
+#[test]
+fn s47_long_frames_in_either_direction_are_no_silence() {
+    const LENGTH: usize = 40 << 20;
+    let limits = "limits:\n  body_bytes_max: 48 MiB\n";
+    let world = World::new(&catalog([4, 4], &format!("{TIMEOUTS}{limits}")));
+    let mut node = world.node("n1");
+    let socket = socket2::SockRef::from(&node.stream.sock);
+    socket
+        .set_recv_buffer_size(64 * 1024)
+        .expect("a TCP socket");
+    std::thread::scope(|scope| {
+        let _guard = world.edge.guard();
+        let asking = scope.spawn(|| {
+            let body = format!("{{\"model\":\"only1\",\"x\":\"{}\"}}", "x".repeat(LENGTH));
+            let mut client = world.asks(&post("/v1/chat/completions", &body));
+            let head = client.head().expect("the answer begins");
+            let (body, whole) = client.body(&head);
+            assert!(head.status == 200 && whole);
+            body
+        });
+        world.wait("iop_edge_runs_dispatched_total", 1);
+        // The request fills the socket and its node takes little of it, for longer than the dead
+        // may be silent: no ping of the Edge gets through, but pings of the node do.
+        pass(&mut node, |node, step| {
+            node.send_bytes(&envelope(&Message::Ping(Ping { seq: step })));
+            (0..16).for_each(|_| node.read_some());
+        });
+        let request = node.tunnel();
+        assert!(request.body.len() > LENGTH);
+        let mut run = Run::of(&request);
+        run.sse(&mut node);
+        // And one long frame the other way, a little at a time, with nothing else between.
+        let body = noise(600 * 1024, 7);
+        let frame = body_bytes(&run, run.next, &body);
+        run.next += 1;
+        let mut pieces = frame.chunks(frame.len() / 40 + 1);
+        pass(&mut node, |node, _| {
+            if let Some(piece) = pieces.next() {
+                node.send_bytes(piece);
+            }
+        });
+        for piece in pieces {
+            node.send_bytes(piece);
+        }
+        run.end(&mut node);
+        assert_eq!(asking.join().expect("an answer"), body);
+    });
+    let seen = world.edge.metrics();
+    assert_eq!(seen.get("iop_edge_node_fences_total"), 0.0);
+    assert_eq!(seen.reason("heartbeat_timeout"), 0.0);
+    world.serves(&mut node, "only1");
+    // And silence is still silence.
+    while node.try_receive_any().is_some() {}
+    world.saw("heartbeat_timeout", 1);
+    drop(node);
+    world.rest();
+}
+
+/// Lets more than `DEAD` pass, with a step of `act` every now and then.
+fn pass(node: &mut Node, mut act: impl FnMut(&mut Node, u64)) {
+    let began = Instant::now();
+    let mut step = 0;
+    while began.elapsed() <= DEAD + DEAD / 4 {
+        step += 1;
+        act(node, step);
+        std::thread::park_timeout(DEAD / 20);
+    }
 }

@@ -697,6 +697,13 @@ impl Node {
         }
     }
 
+    /// Takes at most 16 KiB of what the Edge has sent; it need not end a message.
+    pub fn read_some(&mut self) {
+        let mut bytes = [0; 16 * 1024];
+        let length = self.stream.read(&mut bytes).expect("bytes from the Edge");
+        self.assembler.push(&bytes[..length]);
+    }
+
     pub fn receive(&mut self) -> Message {
         self.try_receive().expect("the Edge closed the connection")
     }
