@@ -208,7 +208,7 @@ fn one_node_connection_too_many_is_closed_and_another_may_come_when_one_has_left
 
 /// More clients speak at once than a shard has receive buffers: each is heard all the same. (Whether
 /// the kernel runs out of them on the way depends on how many receives it completes in one go.)
-/// Proves [D-44], [P-78].
+/// Proves [D-44].
 #[test]
 fn more_clients_speak_at_once_than_there_are_receive_buffers() {
     let count = 700 * shards() as usize;
@@ -236,35 +236,22 @@ fn more_clients_speak_at_once_than_there_are_receive_buffers() {
     edge.wait_idle();
 }
 
-/// With two buffers of each kind a shard runs out of them whenever two sockets speak at once: reads
-/// wait a turn, and every stream and body arrives whole.
-#[test]
-fn streams_live_on_when_receive_buffers_run_out() {
-    const STREAMS: usize = 24;
-    const FRAMES: u64 = 200;
-    let limits = "limits:\n  receive_buffers: 2\n";
-    let edge = Edge::start(&Setup::with(&format!("{CATALOG}{limits}")));
-    let exhausted = |seen: &Metrics| seen.get("iop_edge_receive_exhausted_total");
-    let mut node = Node::ready(&edge, "n1");
+/// Everybody asks while the Edge stands still, so that all of it completes in one go: each client's
+/// number and its run.
+fn all_ask_at_once(edge: &Edge, node: &mut Node, clients: &mut [Client]) -> Vec<(usize, String)> {
     let padding = "x".repeat(60_000);
     let ask = |n: usize| {
         let body = format!("{{\"model\":\"m1\",\"n\":{n},\"stream\":true,\"x\":\"{padding}\"}}");
         post("/v1/chat/completions", &body)
     };
-    let mut clients: Vec<Client> = (0..STREAMS).map(|_| Client::connect(&edge)).collect();
-    edge.wait_metrics("the clients", |seen| {
-        seen.get("iop_edge_clients") == STREAMS as f64
-    });
-    // Everybody speaks while the Edge stands still, so that all of it completes in one go.
     let pid = edge.pid().to_string();
     run("kill", &["-STOP", &pid]);
     for (n, client) in clients.iter_mut().enumerate() {
-        client.stream.set_nonblocking(false).expect("a socket");
         client.send(&ask(n));
     }
     run("kill", &["-CONT", &pid]);
     let mut runs = Vec::new();
-    for _ in 0..STREAMS {
+    for _ in 0..clients.len() {
         let request = node.tunnel();
         let body = String::from_utf8(request.body.to_vec()).expect("JSON");
         assert!(body.ends_with(&format!("{padding}\"}}")), "a whole body");
@@ -278,6 +265,25 @@ fn streams_live_on_when_receive_buffers_run_out() {
         ));
         runs.push((n, request.run_id));
     }
+    runs
+}
+
+/// With two buffers of each kind a shard runs out of them whenever two sockets speak at once: reads
+/// wait a turn, and every stream and body arrives whole, none written over by a later read.
+/// Proves [P-78].
+#[test]
+fn streams_live_on_when_receive_buffers_run_out() {
+    const STREAMS: usize = 24;
+    const FRAMES: u64 = 200;
+    let limits = "limits:\n  receive_buffers: 2\n";
+    let edge = Edge::start(&Setup::with(&format!("{CATALOG}{limits}")));
+    let exhausted = |seen: &Metrics| seen.get("iop_edge_receive_exhausted_total");
+    let mut node = Node::ready(&edge, "n1");
+    let mut clients: Vec<Client> = (0..STREAMS).map(|_| Client::connect(&edge)).collect();
+    edge.wait_metrics("the clients", |seen| {
+        seen.get("iop_edge_clients") == STREAMS as f64
+    });
+    let runs = all_ask_at_once(&edge, &mut node, &mut clients);
     let bodies = exhausted(&edge.metrics());
     assert!(
         bodies > 0.0,
