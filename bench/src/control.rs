@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use iop_control::names::{
-    Gone, ModelName, Names, NodeName, ProviderName, QueueLimits, Waits,
-};
+use iop_control::names::{Gone, ModelName, Names, NodeName, ProviderName, QueueLimits, Waits};
 use iop_proto::catalog::{Category, OperationSet, ProviderKind};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, ProviderIndex, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
