@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iop_control::names::{Names, ProviderName, Succession, TableFull};
+use iop_control::names::{Names, ProviderName, QueueLimits, Succession, TableFull};
 use iop_proto::ids::{ModelIndex, NodeIndex, ProviderIndex};
 use iop_proto::limits as bounds;
 
@@ -131,6 +131,7 @@ impl Restart {
             output_pool_bytes,
             body_pool_bytes,
             body_bytes_max: _,
+            receive_buffers,
         } = wanted;
         self.keep("limits.clients_max", &running.clients_max, clients_max);
         let handshakes = &running.handshakes_max;
@@ -139,6 +140,8 @@ impl Restart {
         self.keep("limits.output_pool_bytes", output, output_pool_bytes);
         let bodies = &running.body_pool_bytes;
         self.keep("limits.body_pool_bytes", bodies, body_pool_bytes);
+        let buffers = &running.receive_buffers;
+        self.keep("limits.receive_buffers", buffers, receive_buffers);
     }
 }
 
@@ -412,7 +415,7 @@ fn keys(changes: &mut Changes, before: &EdgeConfig, after: &EdgeConfig) {
 }
 
 fn timeouts(changes: &mut Changes, before: &EdgeConfig, after: &EdgeConfig) {
-    let figures = |timeouts: Timeouts, wait_ms| {
+    let figures = |timeouts: Timeouts, queue: QueueLimits| {
         let Timeouts {
             handshake_ms,
             head_ms,
@@ -437,11 +440,12 @@ fn timeouts(changes: &mut Changes, before: &EdgeConfig, after: &EdgeConfig) {
             ("registration_ms", registration_ms),
             ("drain_ms", drain_ms),
             ("refresh_ms", refresh_ms),
-            ("queue_wait_ms", wait_ms),
+            ("queue_wait_ms", queue.wait_ms),
+            ("dispatch_ms", queue.dispatch_ms),
         ]
     };
-    let old = figures(before.timeouts, before.names.queue.wait_ms);
-    let new = figures(after.timeouts, after.names.queue.wait_ms);
+    let old = figures(before.timeouts, before.names.queue);
+    let new = figures(after.timeouts, after.names.queue);
     let differing = old.iter().zip(new).map(|(old, new)| (new.0, *old != new));
     changes.fields("timeouts", &differing.collect::<Vec<_>>());
 }
