@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use iop_control::names::{Gone, ModelName, Names, NodeName, ProviderName, QueueLimits, Waits};
+use iop_control::names::{
+    AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
+};
 use iop_proto::catalog::{Category, OperationSet, ProviderKind};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, ProviderIndex, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
@@ -105,11 +107,19 @@ fn names(providers: usize, capacity: u32, waiters_max: u32) -> Names {
         timeout_s: 0,
         response_wait_ms: 315_000,
     };
+    let payload = NodePayload {
+        bytes: Vec::new(),
+        adapters: vec![AdapterName {
+            name: "a".into(),
+            kind: ProviderKind::OpenAiCompat,
+            profile: Vec::new(),
+        }],
+    };
     Names {
         nodes: vec![NodeName {
             id: "n".into(),
             certificate_name: "n".into(),
-            config_payload: Vec::new(),
+            config_payload: Arc::new(payload),
         }],
         providers: (0..providers).map(provider).map(Arc::new).collect(),
         models: vec![ModelName {
