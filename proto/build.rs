@@ -23,8 +23,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .out_dir(out)
         .bytes(["."])
         .btree_map(["."])
-        // Both may hold a secret.
-        .skip_debug(["iop.RegisterRequest", "iop.ProviderTunnelRequest"])
+        // Each may hold a secret.
+        .skip_debug([
+            "iop.RegisterRequest",
+            "iop.ProviderTunnelRequest",
+            "iop.lease.LeaseEnvelope",
+        ])
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

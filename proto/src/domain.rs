@@ -10,6 +10,7 @@ use core::fmt;
 use std::collections::BTreeMap;
 
 mod failure;
+mod lease;
 mod node;
 mod run;
 mod session;
@@ -17,6 +18,7 @@ mod snapshot;
 mod tunnel;
 
 pub use failure::{ExecutionFailure, FailureCode, Fence, HealthEvidence, HealthPair, Observation};
+pub use lease::Lease;
 pub use node::{
     Adapter, AdapterFault, AdapterKind, AdapterOptions, CommandKind, ConfigRefreshRequest,
     ConfigRefreshResponse, NodeCommandRequest, NodeCommandResponse, NodeConfig, OnCancel, Profile,

@@ -251,7 +251,28 @@ pub const CREDENTIAL_CHECK_MS: u64 = 5_000;
 /// Targets of one adapter that its probes remember having found.
 pub const PROBED_TARGETS_MAX: usize = 1_024;
 
+// ── managed credentials ───────────────────────────────────────────────────────────────────────────
+/// A lease from issue to expiry, ms: by default, and the most an Edge may configure or a node takes.
+/// `[R-211]`
+pub const LEASE_MS_DEFAULT: u64 = 60_000;
+pub const LEASE_MS_MAX: u64 = 300_000;
+/// An issuer's clock may be ahead of a node's by this much, ms. `[A-34]` `[A-35]`
+pub const CLOCK_SKEW_MS: u64 = 5_000;
+/// One provider credential, bytes: longer than any API key or token in a header.
+pub const SECRET_BYTES_MAX: u32 = 4 * 1024;
+/// An encoded lease: a sealed secret, ids, digest, signature.
+pub const LEASE_BYTES_MAX: u32 = SECRET_BYTES_MAX + 1024;
+/// Stored slots of one Edge; the store is read whole.
+pub const SLOTS_MAX: u32 = 16_384;
+/// The encrypted store: the names and secret of each slot, most of them short.
+pub const STORE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Leases a node remembers as used: each for `LEASE_MS_MAX` and the skew at most. One more is refused.
+pub const REPLAY_ENTRIES_MAX: u32 = 65_536;
+/// Keys of one kind a node holds at once: the present one, and others while keys are rotated.
+pub const CREDENTIAL_KEYS_MAX: u32 = 4;
+
 const _: () = {
+    assert!(LEASE_MS_DEFAULT <= LEASE_MS_MAX && LEASE_BYTES_MAX > SECRET_BYTES_MAX);
     assert!(LINK_SLOTS.is_power_of_two() && HANDOVER_SLOTS.is_power_of_two());
     assert!(EPOCH_SLOTS.is_power_of_two());
     assert!(LINK_SLOTS >= EFFECTS_PER_STEP_MAX); // a step always fits an empty ring

@@ -19,12 +19,15 @@ use crate::domain::{
 use crate::framing::MessageType;
 
 mod config;
+mod lease;
 mod snapshot;
+
+pub use lease::{decode_lease, encode_binding, encode_lease};
 
 #[expect(
     unreachable_pub,
     missing_debug_implementations,
-    reason = "generated; two messages may hold a secret"
+    reason = "generated; three messages may hold a secret"
 )]
 #[allow(
     dead_code,
@@ -35,6 +38,10 @@ mod wire {
 
     pub(super) mod transport {
         include!(concat!(env!("OUT_DIR"), "/iop.transport.rs"));
+    }
+
+    pub(super) mod lease {
+        include!(concat!(env!("OUT_DIR"), "/iop.lease.rs"));
     }
 }
 

@@ -16,9 +16,9 @@ mod key;
 mod reader;
 
 pub use builder::{
-    BuildError, EnvelopeHead, RegisterReply, RunRequestHead, TunnelFrameOut, TunnelRequestHead,
-    body_frame_head, cancel, config_refresh, features, go_away, ping, pong, ready_request,
-    ready_response, register_response, window,
+    BuildError, CredentialPair, EnvelopeHead, RegisterReply, RunRequestHead, TunnelFrameOut,
+    TunnelRequestHead, body_frame_head, cancel, config_refresh, features, go_away, ping, pong,
+    ready_request, ready_response, register_response, window,
 };
 pub use cut::{CutProbe, CutStart, check_cut_tail, cut_probe};
 pub use reader::{Entries, EntryIter, ViewError};

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use iop_proto::domain::*;
 use iop_proto::framing::{Assembler, Envelope, FramingError, Kind, MessageType, encode_envelope};
 use iop_proto::limits::{ENVELOPE_TO_EDGE_BYTES_MAX, ENVELOPE_TO_NODE_BYTES_MAX};
-use iop_proto::map::{decode, encode};
+use iop_proto::map::{self, decode, encode};
 use iop_proto::view::{
-    self, BuildError, CutProbe, RegisterReply, RunRequestHead, TunnelFrameOut, TunnelRequestHead,
-    ViewError,
+    self, BuildError, CredentialPair, CutProbe, RegisterReply, RunRequestHead, TunnelFrameOut,
+    TunnelRequestHead, ViewError,
 };
 use support::{Dice, len_field};
 
@@ -367,6 +367,16 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
         let (target, operation) = (dice.text(), dice.text());
         let path = dice.pick(&["/v1/messages", "/x?v=2"]);
         let query = dice.pick(&["", "beta=true&a"]);
+        let pair = dice.one_in(2).then(|| {
+            let lease = [&[1][..], &dice.bytes(200)].concat();
+            let binding = CredentialBinding {
+                principal: dice.text(),
+                recipient: dice.text(),
+                credential_revision: dice.number(),
+                ..CredentialBinding::default()
+            };
+            (lease, map::encode_binding(&binding), binding)
+        });
         let head = TunnelRequestHead {
             run_id: RUN,
             adapter: "a",
@@ -378,6 +388,9 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             stream: dice.one_in(2),
             timeout_sec: dice.pick(&[0, 1, 30, -1]),
             operation: &operation,
+            credential: pair
+                .as_ref()
+                .map(|(lease, binding, _)| CredentialPair { lease, binding }),
             stall_timeout_ms: dice.pick(&[0, 1, 300_000, -1]),
         };
         let message = Message::TunnelRequest(TunnelRequest {
@@ -397,6 +410,12 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             stream: head.stream,
             timeout: HardTimeout::from_wire(head.timeout_sec),
             operation: operation.clone(),
+            credential: pair
+                .clone()
+                .map_or(Credential::None, |(lease, _, binding)| {
+                    let lease = LeaseEnvelope::new(lease.into()).unwrap();
+                    Credential::Managed { lease, binding }
+                }),
             stall_timeout: StallTimeout::from_wire(head.stall_timeout_ms),
             ..TunnelRequest::default()
         });

@@ -241,9 +241,9 @@ fn seal_as(
 ///
 /// ```text
 ///  before_body                                   | body_len bytes | after_body
-///  length prefix, envelope, fields 1 … 7, key 8  | the body       | fields 9, 10, 13, 16
+///  length prefix, envelope, fields 1 … 7, key 8  | the body       | fields 9, 10, 13 … 16
 /// ```
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct TunnelRequestHead<'a> {
     pub run_id: &'a str,
     pub adapter: &'a str,
@@ -259,8 +259,33 @@ pub struct TunnelRequestHead<'a> {
     pub timeout_sec: i32,
     /// Empty: the path says where. `[R-098]`
     pub operation: &'a str,
+    /// Both or neither. `[R-221]`
+    pub credential: Option<CredentialPair<'a>>,
     /// 0 leaves the node its default. `[R-113]`
     pub stall_timeout_ms: i64,
+}
+
+/// The inseparable managed pair, as already encoded bytes.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "a secret is not printable")]
+pub struct CredentialPair<'a> {
+    /// `iop.lease.LeaseEnvelope`; never empty, which would mean absence.
+    pub lease: &'a [u8],
+    /// `iop.CredentialLeaseBinding`.
+    pub binding: &'a [u8],
+}
+
+impl fmt::Debug for TunnelRequestHead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TunnelRequestHead")
+            .field("run_id", &self.run_id)
+            .field("adapter", &self.adapter)
+            .field("target", &self.target)
+            .field("path", &self.path)
+            .field("body_bytes", &self.body_len)
+            .field("is_managed", &self.credential.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl TunnelRequestHead<'_> {
@@ -371,6 +396,11 @@ impl TunnelRequestHead<'_> {
         sink.int(tunnel_request::STREAM, u64::from(self.stream));
         sink.int(tunnel_request::TIMEOUT, wire_int32(self.timeout_sec));
         sink.bytes(tunnel_request::OPERATION, self.operation.as_bytes());
+        if let Some(pair) = self.credential {
+            sink.bytes(tunnel_request::LEASE, pair.lease);
+            sink.open(tunnel_request::BINDING, pair.binding.len());
+            sink.raw(pair.binding);
+        }
         sink.int(
             tunnel_request::STALL_TIMEOUT,
             self.stall_timeout_ms.cast_unsigned(),

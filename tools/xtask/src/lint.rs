@@ -26,8 +26,9 @@ pub(crate) struct Wall {
 }
 
 const EDGE: [&str; 3] = ["proto/src/", "control/src/", "dataplane/src/"];
-const ALL: [&str; 8] = [
+const ALL: [&str; 9] = [
     "proto/src/",
+    "lease/src/",
     "control/src/",
     "dataplane/src/",
     "dataplane/ring/src/",
@@ -60,7 +61,7 @@ pub(crate) const TRANSPORT: Wall = Wall {
     why: "session, forwarding and TLS hand body slices to the client; it owns HTTP",
 };
 
-const WALLS: [Wall; 14] = [
+const WALLS: [Wall; 15] = [
     TRANSPORT,
     Wall {
         name: "glommio",
@@ -129,6 +130,24 @@ const WALLS: [Wall; 14] = [
             "tracing",
         ],
         why: "time, randomness and configuration are arguments; nothing waits",
+    },
+    Wall {
+        name: "leases are pure",
+        inside: &["lease/src/"],
+        except: &[],
+        words: &[
+            "std::net",
+            "std::thread",
+            "std::fs",
+            "std::env",
+            "Instant",
+            "SystemTime",
+            "SystemRandom",
+            "Mutex",
+            "tokio",
+            "tracing",
+        ],
+        why: "time and randomness are arguments; keys come as text, leases as bytes",
     },
     Wall {
         name: "event bus",
