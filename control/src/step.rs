@@ -161,10 +161,12 @@ pub enum Eligibility {
     EvidenceRejected,
     /// The model has no other provider for it.
     NoOtherProvider,
+    /// Its route is bound to a credential: no other slot or route may stand in for it. `[R-343]`
+    CredentialBound,
 }
 
 impl Eligibility {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Eligible,
         Self::Off,
         Self::ClientGone,
@@ -172,6 +174,7 @@ impl Eligibility {
         Self::FenceUnconfirmed,
         Self::EvidenceRejected,
         Self::NoOtherProvider,
+        Self::CredentialBound,
     ];
 
     /// Metric label and log field.
@@ -185,6 +188,7 @@ impl Eligibility {
             Self::FenceUnconfirmed => "fence_unconfirmed",
             Self::EvidenceRejected => "evidence_rejected",
             Self::NoOtherProvider => "no_other_provider",
+            Self::CredentialBound => "credential_bound",
         }
     }
 }

@@ -7,6 +7,7 @@
 //! text --tree--> nodes with a line each --read, catalog--> EdgeConfig, or every problem found
 //! ```
 mod catalog;
+mod credentials;
 mod host;
 mod read;
 mod reload;
@@ -29,6 +30,7 @@ pub use read::is_trust_domain;
 pub use reload::{Reload, Room};
 use tree::{Context, FILE_BYTES_MAX, Field, PROBLEMS_MAX};
 
+use crate::credential::KeySource;
 use crate::shard::ShardConfig;
 
 /// A whole, checked configuration. Values are in the units their names say; no field needs a second
@@ -53,6 +55,8 @@ pub struct EdgeConfig {
     pub edge_name: String,
     /// Nodes connect without TLS and say who they are unproved. `[A-40]` `[D-37]`
     pub insecure_plaintext_nodes: bool,
+    /// Provider credentials managed by this Edge; `None`: the plane is off. `[D-37]`
+    pub credentials: Option<CredentialConfig>,
     /// Clients beyond loopback are served without a key. `[D-15]`
     pub insecure_open: bool,
     /// Shard threads, at least 1.
@@ -86,6 +90,21 @@ pub struct PkiFiles {
     pub ca: PathBuf,
     pub cert: PathBuf,
     pub key: PathBuf,
+}
+
+/// The managed credential plane: files, read when the Edge starts. `[D-37]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialConfig {
+    /// The encrypted store; read again when it changes.
+    pub store: PathBuf,
+    pub store_key: KeySource,
+    /// The key that signs leases.
+    pub issuer_key: PathBuf,
+    /// From a lease's issue to its expiry; at most `LEASE_MS_MAX`. `[R-211]`
+    pub lease_ms: u64,
+    /// Public keys that leases are sealed to, by node row; there for every node with a tunnel
+    /// provider.
+    pub recipients: Vec<Option<PathBuf>>,
 }
 
 /// One API key, known by its hash alone. `[D-15]`

@@ -23,6 +23,8 @@ use crate::cold::access_log::AccessLog;
 use crate::cold::reload::{ReloadParts, ReloadRequest, Reloader, load_tls};
 use crate::config::EdgeConfig;
 use crate::control_thread::{Command, ControlParts, Runner};
+use crate::credential::issuer::{Issuer, IssuerPort};
+use crate::credential::plane::{Plane, PlaneError};
 use crate::epoch::{Current, Epoch};
 use crate::front::{self, FrontConfig, FrontHooks, PeerKind};
 use crate::guard::abort_on_unwind;
@@ -62,6 +64,7 @@ pub enum EdgeError {
         source: RingError,
     },
     Admin(AdminError),
+    Credentials(PlaneError),
     Thread {
         what: &'static str,
         source: io::Error,
@@ -85,6 +88,7 @@ impl fmt::Display for EdgeError {
             Self::Pki(error) => error.fmt(f),
             Self::Ring { thread, source } => write!(f, "{thread}: {source}"),
             Self::Admin(error) => error.fmt(f),
+            Self::Credentials(error) => write!(f, "credential plane: {error}"),
             Self::Thread { what, source } => write!(f, "{what}: {source}"),
             Self::Random => f.write_str("the system gives no random bytes"),
             Self::Descriptors { limit, least } => write!(
@@ -189,6 +193,7 @@ struct Edge {
     access: AccessLog,
     epoch: Current<Epoch>,
     reloader: Reloader,
+    issuer: Option<Issuer>,
 }
 
 fn random_u64(random: &SystemRandom) -> Result<u64, EdgeError> {
@@ -246,11 +251,12 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         control: &control_waker,
         answers: &answers,
     };
-    let (shards, doors, links, access) = threads.shards()?;
+    let side = threads.shards(credential_plane(&config)?)?;
+    let shards = side.readers;
     let (control_metrics, control_reader) = ControlMetrics::new();
     threads.control(ControlParts {
         control: core(&config)?,
-        links,
+        links: side.links,
         waker: control_waker.clone(),
         snapshots: lanes.snapshots,
         commands: command_rx,
@@ -260,7 +266,7 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         started,
     })?;
 
-    let (front, front_reader) = open_front(openings, doors, &shards)?;
+    let (front, front_reader) = open_front(openings, side.doors, &shards)?;
     let (mut readiness, ready) = admin::readiness();
     let exposition = Exposition::new(shards.clone(), front_reader, control_reader);
     let epoch = Current::new(epoch);
@@ -291,7 +297,8 @@ fn start(config: EdgeConfig) -> Result<Edge, EdgeError> {
         commands,
         control: control_waker,
         shards,
-        access,
+        access: side.access,
+        issuer: side.issuer,
         epoch,
         reloader,
     })
@@ -364,12 +371,42 @@ fn waker() -> Result<Waker, EdgeError> {
     })
 }
 
-type ShardSide = (
-    Vec<ShardReader>,
-    Vec<front::ShardDoor>,
-    Vec<crate::lanes::ControlEnd>,
-    AccessLog,
-);
+/// The main thread's ends of what belongs to shards.
+struct ShardSide {
+    readers: Vec<ShardReader>,
+    doors: Vec<front::ShardDoor>,
+    links: Vec<crate::lanes::ControlEnd>,
+    access: AccessLog,
+    issuer: Option<Issuer>,
+}
+
+/// Keys and store of the credential plane; `None` when it is off.
+fn credential_plane(config: &EdgeConfig) -> Result<Option<Plane>, EdgeError> {
+    let plane = Plane::open(config).map_err(EdgeError::Credentials)?;
+    if let Some(plane) = &plane {
+        info!(store = plane.summary(), "credential plane on");
+        for warning in plane.warnings() {
+            warn!("{warning}");
+        }
+    }
+    Ok(plane)
+}
+
+/// The issuer and each shard's port to it, if there is one.
+fn issuer(
+    plane: Option<Plane>,
+    shards: &[Waker],
+) -> Result<(Option<Issuer>, Vec<Option<IssuerPort>>), EdgeError> {
+    let Some(plane) = plane else {
+        return Ok((None, shards.iter().map(|_| None).collect()));
+    };
+    let spawned = Issuer::spawn(plane, shards).map_err(|source| EdgeError::Thread {
+        what: "issuer",
+        source,
+    });
+    let (issuer, ports) = spawned?;
+    Ok((Some(issuer), ports.into_iter().map(Some).collect()))
+}
 
 /// What the threads of an Edge are made from.
 struct Threads<'a> {
@@ -382,7 +419,7 @@ struct Threads<'a> {
 }
 
 impl Threads<'_> {
-    fn shards(&self) -> Result<ShardSide, EdgeError> {
+    fn shards(&self, plane: Option<Plane>) -> Result<ShardSide, EdgeError> {
         let count = self.config.shards as usize;
         let random = SystemRandom::new();
         let nonce = BootNonce(random_u64(&random)?);
@@ -400,7 +437,9 @@ impl Threads<'_> {
         let (mut readers, mut doors, mut links) = (Vec::new(), Vec::new(), Vec::new());
         let wakers = (0..count).map(|_| waker()).collect::<Result<Vec<_>, _>>()?;
         let peers = Peers::mesh(&wakers);
-        for (row, (access, peers)) in sinks.into_iter().zip(peers).enumerate() {
+        let (issuer, ports) = issuer(plane, &wakers)?;
+        let each = sinks.into_iter().zip(peers).zip(ports);
+        for (row, ((access, peers), issuer)) in each.enumerate() {
             let waker = wakers[row].clone();
             let (lanes, control_end) = link(&waker, self.control);
             let (door, arrivals) = front::door(waker.clone());
@@ -420,6 +459,7 @@ impl Threads<'_> {
                 access,
                 peers,
                 answers: self.answers.clone(),
+                issuer,
             };
             self.spawn(
                 row,
@@ -432,7 +472,13 @@ impl Threads<'_> {
             doors.push(door);
             links.push(control_end);
         }
-        Ok((readers, doors, links, access))
+        Ok(ShardSide {
+            readers,
+            doors,
+            links,
+            access,
+            issuer,
+        })
     }
 
     fn control(&self, parts: ControlParts) -> Result<(), EdgeError> {
@@ -523,6 +569,9 @@ async fn serve(mut edge: Edge) -> io::Result<()> {
     edge.admin.stop(); // the last asker of the reloader beside us
     edge.reloader.stop();
     edge.access.stop();
+    if let Some(issuer) = edge.issuer.take() {
+        issuer.stop();
+    }
     info!("edge stopped");
     io::stdout().flush()
 }

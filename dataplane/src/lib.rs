@@ -4,6 +4,7 @@ pub mod alloc;
 pub mod cold;
 pub mod config;
 pub mod control_thread;
+pub mod credential;
 pub mod edge;
 pub mod epoch;
 pub mod front;

@@ -142,6 +142,8 @@ metrics! {
     Runs: Gauge, "iop_edge_runs", [], "Runs whose request is on a shard or at a node.";
     RunsDispatched: Counter, "iop_edge_runs_dispatched_total", [], "Requests whose first byte was handed to a node connection.";
     RunsWithdrawn: Counter, "iop_edge_runs_withdrawn_total", [], "Requests withdrawn before their first byte.";
+    CredentialsAsked: Counter, "iop_edge_credential_asks_total", [], "Credential leases asked of the issuer, at most one per granted run.";
+    CredentialsDiscarded: Counter, "iop_edge_credential_leases_discarded_total", [], "Credential leases made for a run that ended before it began.";
     CancelsSent: Counter, "iop_edge_cancels_sent_total", [], "Cancel requests sent to nodes.";
 
     OutputPoolUsed: Gauge, "iop_edge_pool_used_bytes", ["pool" = "output"], "Bytes of a pool in use.";
@@ -207,6 +209,7 @@ metrics! {
     EligibleFenceUnconfirmed: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "fence_unconfirmed"], "Stalled requests, by whether another provider may be asked.";
     EligibleEvidenceRejected: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "evidence_rejected"], "Stalled requests, by whether another provider may be asked.";
     EligibleNoOtherProvider: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "no_other_provider"], "Stalled requests, by whether another provider may be asked.";
+    EligibleCredentialBound: Counter, "iop_edge_liveness_recovery_eligibility_total", ["eligibility" = "credential_bound"], "Stalled requests, by whether another provider may be asked.";
     RecoveryRecovered: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "recovered"], "Second runs of stalled requests, by what became of them.";
     RecoveryFailed: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "failed"], "Second runs of stalled requests, by what became of them.";
     RecoveryStalledAgain: Counter, "iop_edge_liveness_recovery_results_total", ["result" = "stalled_again"], "Second runs of stalled requests, by what became of them.";
@@ -600,6 +603,10 @@ impl ControlMetrics {
             (
                 ControlMetric::EligibleNoOtherProvider,
                 Eligibility::NoOtherProvider,
+            ),
+            (
+                ControlMetric::EligibleCredentialBound,
+                Eligibility::CredentialBound,
             ),
         ] {
             self.set(metric, counters.eligibility_of(eligibility));

@@ -390,3 +390,70 @@ fn a_profile_pins_everything_that_decides_where_a_credential_goes() {
         assert_ne!(profile_component(&adapter, &profile), first);
     }
 }
+
+fn bytes(text: &str) -> Vec<u8> {
+    let digit = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(digit).collect()
+}
+
+/// The example of `docs/contract/implementing-an-agent.md`, made with another implementation: keys of
+/// RFC 8032 §7.1 test 1 and RFC 9180 A.2.1.
+#[test]
+fn the_published_example_is_what_another_implementation_makes() {
+    let seed = bytes("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60");
+    let issuer = IssuerKey::from_seed(&seed.try_into().unwrap());
+    let key = bytes("8057991eef8f1f1af18f4a9491d16a1ce333f695d4db8e38da75975c4478e0fb");
+    let key = RecipientKey::from_bytes(&key.try_into().unwrap());
+    let mut adapter = Adapter::new(
+        "a1".to_owned(),
+        ProviderKind::OpenAiCompat,
+        4,
+        "http://127.0.0.1:9".to_owned(),
+    );
+    let profile = Profile {
+        id: "openai".to_owned(),
+        operations: vec![ProfileOperation {
+            name: "chat_completions".to_owned(),
+            method: "POST".to_owned(),
+            path: "/v1/chat/completions".to_owned(),
+        }],
+        auth_header: "authorization".to_owned(),
+        auth_prefix: "Bearer ".to_owned(),
+    };
+    adapter.profile = Some(profile.clone());
+    let binding = CredentialBinding {
+        principal: "team-a".to_owned(),
+        slot: "main".to_owned(),
+        route: "m2".to_owned(),
+        profile: profile_component(&adapter, &profile),
+        upstream_target: "t2".to_owned(),
+        node_id: "n2".to_owned(),
+        recipient: key.public().id().to_owned(),
+        credential_revision: 2,
+        route_revision: 1,
+        projection_generation: 2,
+    };
+    let ephemeral = bytes("909a9b35d3dc4713a5e72a4da274b55d3d3821a37e5d099e74a647db583a904b");
+    let ephemeral: [u8; 32] = ephemeral.try_into().unwrap();
+    let entropy = Entropy {
+        lease_id: core::array::from_fn(|at| u8::try_from(at).unwrap()),
+        ephemeral: ephemeral.into(),
+    };
+    let terms = Terms {
+        issued_at_unix_ms: ISSUED,
+        expires_at_unix_ms: EXPIRES,
+    };
+    let secret = b"sk-example-0123456789";
+    let lease = issue(&issuer, &key.public(), &binding, secret, terms, &entropy).unwrap();
+    let published = "0801122030303031303230333034303530363037303830393061306230633064\
+        306530661a203231666533316466613135346132363136323662663835343034\
+        3666643232372220396530373437396338643832373961343163313638303362\
+        65623933643865382880f0cc86a63730e0c4d086a6373a200a02657866a3efce\
+        4a91b560a9b8559c81effef6f711ef277a99b139cf2a287042201afa08d3dec0\
+        47a643885163f1180476fa7ddb54c6a8029ea33f95796bf2ac4a4a259c387b8c\
+        1f70d20b25fac55d4cdcc9d1f23636535449bddc32bae67ef393f69b7ee77d08\
+        4b52400b73d9b4df94318c3235b43a158f20da2abeb9ebe5b7e2431510a3036e\
+        17cfe0ebcecb306b9b82eaba3ed93b7fb6905df76d400915df75a7bb38128450\
+        4aa408";
+    assert_eq!(lease, bytes(published));
+}

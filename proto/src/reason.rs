@@ -94,6 +94,8 @@ reasons! {
     QueueTimeout: "queue_timeout", 503, Capacity, Edge, "No provider of the model became free in time.";
     RunsFull: "runs_full", 503, Capacity, Edge, "The server has no room for the request.";
     DispatchTimeout: "dispatch_timeout", 503, Local, Edge, "The request could not be handed to its node in time.";
+    CredentialMissing: "credential_missing", 403, Peer, Edge, "No provider credential is stored for this key and model.";
+    CredentialFailed: "credential_failed", 503, Local, Edge, "The provider credential could not be issued.";
     ResponseTimeout: "response_timeout", 504, Upstream, Edge, "The provider did not answer in time.";
     NodeLost: "node_lost", 503, Upstream, Node, "The provider's node disconnected.";
 

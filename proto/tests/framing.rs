@@ -352,6 +352,23 @@ fn with_query(path: &str, query: &str) -> String {
     }
 }
 
+/// A lease, and a binding with its encoding.
+fn pair(dice: &mut Dice) -> (Vec<u8>, Vec<u8>, CredentialBinding) {
+    let lease = [&[1][..], &dice.bytes(200)].concat();
+    let binding = CredentialBinding {
+        principal: dice.text(),
+        recipient: dice.text(),
+        credential_revision: dice.number(),
+        ..CredentialBinding::default()
+    };
+    (lease, map::encode_binding(&binding), binding)
+}
+
+fn managed((lease, _, binding): (Vec<u8>, Vec<u8>, CredentialBinding)) -> Credential {
+    let lease = LeaseEnvelope::new(lease.into()).unwrap();
+    Credential::Managed { lease, binding }
+}
+
 #[test]
 fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
     let mut dice = Dice::new(3);
@@ -367,16 +384,7 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
         let (target, operation) = (dice.text(), dice.text());
         let path = dice.pick(&["/v1/messages", "/x?v=2"]);
         let query = dice.pick(&["", "beta=true&a"]);
-        let pair = dice.one_in(2).then(|| {
-            let lease = [&[1][..], &dice.bytes(200)].concat();
-            let binding = CredentialBinding {
-                principal: dice.text(),
-                recipient: dice.text(),
-                credential_revision: dice.number(),
-                ..CredentialBinding::default()
-            };
-            (lease, map::encode_binding(&binding), binding)
-        });
+        let pair = dice.one_in(2).then(|| pair(&mut dice));
         let head = TunnelRequestHead {
             run_id: RUN,
             adapter: "a",
@@ -410,12 +418,7 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             stream: head.stream,
             timeout: HardTimeout::from_wire(head.timeout_sec),
             operation: operation.clone(),
-            credential: pair
-                .clone()
-                .map_or(Credential::None, |(lease, _, binding)| {
-                    let lease = LeaseEnvelope::new(lease.into()).unwrap();
-                    Credential::Managed { lease, binding }
-                }),
+            credential: pair.clone().map_or(Credential::None, managed),
             stall_timeout: StallTimeout::from_wire(head.stall_timeout_ms),
             ..TunnelRequest::default()
         });
@@ -425,13 +428,11 @@ fn a_tunnel_request_is_its_two_parts_around_the_streamed_body() {
             if out.len() < needed {
                 return Err(BuildError::NoRoom { needed });
             }
-            assert_eq!(
-                head.before_body(headers.clone(), &mut out[..before]),
-                Ok(before)
-            );
+            let wrote = head.before_body(headers.clone(), &mut out[..before]);
+            assert_eq!(wrote, Ok(before));
             out[before..before + body.len()].copy_from_slice(&body);
-            let rest = &mut out[before + body.len()..needed];
-            assert_eq!(head.after_body(rest), Ok(after), "round {round}");
+            let wrote = head.after_body(&mut out[before + body.len()..needed]);
+            assert_eq!(wrote, Ok(after), "round {round}");
             Ok(needed)
         };
         same_bytes(parts, 0, 0, &message);

@@ -28,6 +28,8 @@ pub enum Rejection {
     StallTooLong,
     /// Lease without binding or the reverse. `[R-221]`
     CredentialHalf,
+    /// No pair for a node whose credential plane is on. `[R-222]`
+    CredentialAbsent,
     /// A pair for a node whose credential plane is off. `[R-231]` `[A-36]`
     CredentialUnmanaged,
     /// Nobody could be answered. `[R-082]`
@@ -54,6 +56,7 @@ impl Rejection {
             Self::StallNegative => "response_stall_timeout_ms is negative",
             Self::StallTooLong => "response_stall_timeout_ms is too large",
             Self::CredentialHalf => "credential lease and binding come as a pair",
+            Self::CredentialAbsent => "this node takes no tunnel without a credential lease",
             Self::CredentialUnmanaged => "this node takes no credential leases",
             Self::RunIdMissing => "the request has no run id",
             Self::RunRetained => "the run id is still in use",
@@ -96,14 +99,16 @@ impl Default for Patience {
     }
 }
 
-/// Judges a request's figures before any gate or provider is asked.
+/// Judges a request's figures before any gate or provider is asked. `is_managed`: this node's
+/// credential plane is on.
 ///
 /// # Errors
-/// The first figure no request may carry. `[R-114]` `[R-115]` `[A-53]` `[R-231]`
+/// The first figure no request may carry. `[R-114]` `[R-115]` `[A-53]` `[R-221]` `[R-222]` `[R-231]`
 pub fn boundary(
     timeout: HardTimeout,
     stall: StallTimeout,
     credential: &Credential,
+    is_managed: bool,
 ) -> Result<Timeouts, Rejection> {
     let hard_ms = match timeout {
         HardTimeout::None => None,
@@ -117,8 +122,9 @@ pub fn boundary(
         StallTimeout::Invalid(_) => return Err(Rejection::StallTooLong),
     };
     match credential {
-        Credential::None => Ok(Timeouts { hard_ms, stall_ms }),
-        Credential::Managed { .. } => Err(Rejection::CredentialUnmanaged),
+        Credential::None if is_managed => Err(Rejection::CredentialAbsent),
+        Credential::Managed { .. } if !is_managed => Err(Rejection::CredentialUnmanaged),
+        Credential::None | Credential::Managed { .. } => Ok(Timeouts { hard_ms, stall_ms }),
         Credential::LeaseAlone(_) | Credential::BindingAlone(_) => Err(Rejection::CredentialHalf),
     }
 }

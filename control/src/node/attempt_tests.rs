@@ -1,5 +1,4 @@
 //! The attempt machine against its invariants: tables for the rules, every history for the rest.
-use core::num::NonZeroU32;
 
 use iop_proto::domain::{CredentialBinding, LeaseEnvelope};
 use iop_proto::limits::STALL_TIMEOUT_MS_MAX;
@@ -67,7 +66,12 @@ const fn error(failure: Failure) -> Terminal {
 
 fn judge(timeout: i32, stall: i64) -> Result<Timeouts, Rejection> {
     let stall = StallTimeout::from_wire(stall);
-    boundary(HardTimeout::from_wire(timeout), stall, &Credential::None)
+    boundary(
+        HardTimeout::from_wire(timeout),
+        stall,
+        &Credential::None,
+        false,
+    )
 }
 
 #[test]
@@ -87,33 +91,32 @@ fn the_last_legal_figure_passes_and_the_first_illegal_one_does_not() {
     assert_eq!(judge(i32::MIN, 0), Err(Rejection::TimeoutNegative));
 }
 
+/// Proves, [R-222], [R-231].
 #[test]
-fn a_credential_whole_or_half_is_refused_while_the_plane_is_off() {
+fn r221_a_pair_is_whole_and_there_exactly_where_the_plane_is_on() {
     let lease = || LeaseEnvelope::new("sealed".into()).unwrap();
-    let binding = CredentialBinding::default;
-    let judge = |credential| boundary(HardTimeout::None, StallTimeout::Default, &credential);
-    assert!(judge(Credential::None).is_ok());
     let pair = Credential::Managed {
         lease: lease(),
-        binding: binding(),
+        binding: CredentialBinding::default(),
     };
-    assert_eq!(judge(pair), Err(Rejection::CredentialUnmanaged));
-    assert_eq!(
-        judge(Credential::LeaseAlone(lease())),
-        Err(Rejection::CredentialHalf)
-    );
-    assert_eq!(
-        judge(Credential::BindingAlone(binding())),
-        Err(Rejection::CredentialHalf)
-    );
-    assert!(
-        boundary(
-            HardTimeout::Seconds(NonZeroU32::MIN),
-            StallTimeout::Default,
-            &Credential::None
-        )
-        .is_ok()
-    );
+    let halves = [
+        Credential::LeaseAlone(lease()),
+        Credential::BindingAlone(CredentialBinding::default()),
+    ];
+    let judge = |credential: &Credential, is_managed| {
+        let (hard, stall) = (HardTimeout::None, StallTimeout::Default);
+        boundary(hard, stall, credential, is_managed).map(|_| ())
+    };
+    assert_eq!(judge(&Credential::None, false), Ok(()));
+    assert_eq!(judge(&pair, true), Ok(()));
+    assert_eq!(judge(&pair, false), Err(Rejection::CredentialUnmanaged));
+    let absent = judge(&Credential::None, true);
+    assert_eq!(absent, Err(Rejection::CredentialAbsent));
+    for half in &halves {
+        for is_managed in [false, true] {
+            assert_eq!(judge(half, is_managed), Err(Rejection::CredentialHalf));
+        }
+    }
 }
 
 #[test]

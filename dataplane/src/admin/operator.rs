@@ -131,11 +131,15 @@ fn not_reloaded(error: &ReloadError) -> Response {
         ReloadError::Config(_) => (StatusCode::UNPROCESSABLE_ENTITY, "config_invalid"),
         ReloadError::Pki(_) => (StatusCode::UNPROCESSABLE_ENTITY, "certificate_invalid"),
         ReloadError::Held { .. } => (StatusCode::SERVICE_UNAVAILABLE, "config_held"),
+        ReloadError::Managed => (StatusCode::CONFLICT, "config_managed"),
         ReloadError::Late => (StatusCode::SERVICE_UNAVAILABLE, "config_late"),
     };
     let problems = match error {
         ReloadError::Config(error) => problems(error),
-        ReloadError::Pki(_) | ReloadError::Held { .. } | ReloadError::Late => Value::Null,
+        ReloadError::Pki(_)
+        | ReloadError::Held { .. }
+        | ReloadError::Managed
+        | ReloadError::Late => Value::Null,
     };
     let message = error.to_string();
     let value = json!({"error": {"code": code, "message": message, "problems": problems}});

@@ -61,6 +61,8 @@ pub enum ReloadError {
     Pki(PkiError),
     /// Requests still hold as many earlier configurations as are kept.
     Held { epochs: usize },
+    /// The issuer of credential leases knows the configuration it started with alone.
+    Managed,
     /// Control did not take it, or a shard has not in time.
     Late,
 }
@@ -73,6 +75,10 @@ impl fmt::Display for ReloadError {
             Self::Held { epochs } => write!(
                 f,
                 "requests that are still being read hold {epochs} earlier configurations"
+            ),
+            Self::Managed => f.write_str(
+                "with credential_plane: on only the store and certificates are read again; restart \
+                 for the rest",
             ),
             Self::Late => f.write_str("the configuration was not taken in time"),
         }
@@ -224,6 +230,9 @@ impl State {
     }
 
     fn reload(&mut self) -> Result<Reloaded, ReloadError> {
+        if self.parts.config.credentials.is_some() {
+            return Err(ReloadError::Managed);
+        }
         let fresh = EdgeConfig::load(&self.parts.config.file).map_err(ReloadError::Config)?;
         let running = &self.parts.config;
         let reload = running.reload(fresh, self.room);

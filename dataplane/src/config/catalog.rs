@@ -3,6 +3,7 @@
 //! Lives on: the cold thread. View: one file. Bound: `NODES_MAX`, `PROVIDERS_MAX`, `MODELS_MAX`,
 //! `PROVIDERS_PER_MODEL_MAX`, `ADAPTERS_PER_NODE_MAX`.
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::http::{HeaderName, Uri};
@@ -16,6 +17,7 @@ use iop_proto::ids::{NodeIndex, ProviderIndex};
 use iop_proto::limits as bounds;
 use iop_proto::map;
 
+use super::read::file;
 use super::tree::{Field, Group, quote};
 
 /// Adapter instances of one node.
@@ -119,11 +121,17 @@ fn free_name(field: &Field<'_>) -> Option<String> {
     None
 }
 
-/// Builds the name table from `nodes` and `models`; also the models that are refused.
-pub(super) fn read(root: &Group<'_>, queue: QueueLimits, waits: Waits) -> (Names, Broken) {
+/// Builds the name table from `nodes` and `models`; also the models that are refused, and each node's
+/// recipient key.
+pub(super) fn read(
+    root: &Group<'_>,
+    queue: QueueLimits,
+    waits: Waits,
+    directory: &Path,
+) -> (Names, Broken, Vec<Option<PathBuf>>) {
     let mut builder = Builder::default();
     for item in bounded(root.list("nodes"), bounds::NODES_MAX as usize, "nodes") {
-        builder.node(&item);
+        builder.node(&item, directory);
     }
     let (mut models, mut broken) = (Vec::new(), Broken::default());
     let mut seen = Seen::default();
@@ -143,6 +151,7 @@ pub(super) fn read(root: &Group<'_>, queue: QueueLimits, waits: Waits) -> (Names
             gone: Gone::default(),
         },
         broken,
+        builder.recipients,
     )
 }
 
@@ -163,12 +172,22 @@ struct Builder {
     certificate_names: Seen,
     provider_ids: Seen,
     broken_providers: Broken,
+    /// By node row.
+    recipients: Vec<Option<PathBuf>>,
 }
 
+const NODE: &[&str] = &[
+    "id",
+    "name",
+    "concurrency",
+    "recipient_key",
+    "adapters",
+    "providers",
+];
+
 impl Builder {
-    fn node(&mut self, item: &Field<'_>) {
-        let fields = &["id", "name", "concurrency", "adapters", "providers"];
-        let Some(group) = item.group(fields) else {
+    fn node(&mut self, item: &Field<'_>, directory: &Path) {
+        let Some(group) = item.group(NODE) else {
             return;
         };
         let id_field = group.require("id");
@@ -192,6 +211,9 @@ impl Builder {
             adapters,
             concurrency: i32::try_from(concurrency).unwrap_or(i32::MAX),
         };
+        let recipient = group.get("recipient_key");
+        self.recipients
+            .push(recipient.and_then(|field| file(&field, directory)));
         self.nodes.push(NodeName {
             id: id.unwrap_or_default(),
             certificate_name: name.unwrap_or_default(),

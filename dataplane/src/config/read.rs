@@ -16,7 +16,7 @@ use super::host::Host;
 use super::tree::{Context, Field, Group, show_bytes};
 use super::{
     AccessLog, ApiKey, CertificateFiles, EdgeConfig, Limits, LogConfig, LogLevel, PkiFiles,
-    Timeouts, catalog,
+    Timeouts, catalog, credentials,
 };
 
 /// Where nothing is configured. Only node agents are meant to come from elsewhere.
@@ -41,6 +41,7 @@ const ROOT: &[&str] = &[
     "cores",
     "pki",
     "credential_plane",
+    "credentials",
     "nodes",
     "models",
     "keys",
@@ -66,14 +67,14 @@ pub(super) fn edge(
     let listeners = listeners(&root, &directory);
     let pki = pki(&root, &directory, listeners.insecure_plaintext_nodes);
     let shards = shards(&root);
-    credential_plane(&root);
     let (limits, queue) = limits(&root, shards);
     let (timeouts, queue) = timeouts(&root, queue);
     let waits = Waits {
         drain_ms: timeouts.drain_ms,
         refresh_ms: timeouts.refresh_ms,
     };
-    let (names, broken) = catalog::read(&root, queue, waits);
+    let (names, broken, recipients) = catalog::read(&root, queue, waits, &directory);
+    let credentials = credentials::read(&root, &directory, &listeners, &names, recipients);
     let keys = keys(&root, &names, &broken);
     check_open(&root, &listeners);
     let tolerate_half_close = root
@@ -90,6 +91,7 @@ pub(super) fn edge(
         trust_domain: pki.trust_domain,
         edge_name: pki.edge_name,
         insecure_plaintext_nodes: listeners.insecure_plaintext_nodes,
+        credentials,
         insecure_open: listeners.insecure_open,
         shards,
         cores: cores(&root, shards, host),
@@ -114,7 +116,7 @@ const LISTENERS: &[&str] = &[
     "insecure_plaintext_nodes",
 ];
 
-struct Listeners<'a> {
+pub(super) struct Listeners<'a> {
     /// The client listener where the file sets it.
     clients_field: Option<Field<'a>>,
     nodes: Option<SocketAddr>,
@@ -122,7 +124,7 @@ struct Listeners<'a> {
     admin: Option<SocketAddr>,
     clients_tls: Option<CertificateFiles>,
     insecure_open: bool,
-    insecure_plaintext_nodes: bool,
+    pub(super) insecure_plaintext_nodes: bool,
 }
 
 fn listeners<'a>(root: &Group<'a>, directory: &Path) -> Listeners<'a> {
@@ -176,10 +178,10 @@ fn listeners<'a>(root: &Group<'a>, directory: &Path) -> Listeners<'a> {
     }
 }
 
-fn file(field: &Field<'_>, directory: &Path) -> Option<PathBuf> {
+pub(super) fn file(field: &Field<'_>, directory: &Path) -> Option<PathBuf> {
     let text = field.text()?;
     if text.is_empty() || text.contains('\0') {
-        field.complain("expected the path of a PEM file");
+        field.complain("expected the path of a file");
         return None;
     }
     Some(directory.join(text))
@@ -286,14 +288,6 @@ fn cores(root: &Group<'_>, shards: u32, host: &Host) -> Vec<u32> {
         ));
     }
     cores
-}
-
-fn credential_plane(root: &Group<'_>) {
-    if let Some(field) = root.get("credential_plane")
-        && field.word(&[("off", false), ("on", true)]) == Some(true)
-    {
-        field.complain("on is not supported by this version; allowed: off");
-    }
 }
 
 const LIMITS: &[&str] = &[

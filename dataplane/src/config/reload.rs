@@ -76,6 +76,7 @@ impl EdgeConfig {
             trust_domain,
             edge_name,
             insecure_plaintext_nodes,
+            credentials,
             insecure_open: _,
             shards,
             cores,
@@ -97,6 +98,7 @@ impl EdgeConfig {
         let plaintext = &self.insecure_plaintext_nodes;
         let field = "listeners.insecure_plaintext_nodes";
         restart.keep(field, plaintext, insecure_plaintext_nodes);
+        restart.keep("credential_plane", &self.credentials, credentials);
         if self.pki.is_some() != pki.is_some() {
             pki.clone_from(&self.pki);
         }

@@ -620,15 +620,7 @@ fn pki_is_required_unless_nodes_are_plaintext() {
 }
 
 #[test]
-fn shards_and_cores_are_checked_and_later_versions_named_as_such() {
-    let on = "credential_plane: on";
-    refused(
-        "pki:",
-        &format!("{on}\npki:"),
-        on,
-        "credential_plane",
-        "not supported by this version",
-    );
+fn shards_and_cores_are_checked() {
     for wrong in ["0", "65", "two"] {
         let line = format!("shards: {wrong}");
         refused(

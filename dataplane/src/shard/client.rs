@@ -682,7 +682,7 @@ impl Shard {
         if self.runs[run.slot as usize].is_tunnel {
             self.clients[row].epoch = None; // the answer names nothing of it
         }
-        self.queue_bulk(run.slot as usize);
+        self.dispatch_run(run.slot as usize);
     }
 
     /// The client of a run that was not sent: it waits again, with its request.

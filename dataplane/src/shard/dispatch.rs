@@ -7,7 +7,7 @@
 use iop_proto::catalog::Operation;
 use iop_proto::limits::{HEADERS_MAX, NAME_BYTES_MAX};
 use iop_proto::reason::Reason;
-use iop_proto::view::{RunRequestHead, TunnelRequestHead};
+use iop_proto::view::{CredentialPair, RunRequestHead, TunnelRequestHead};
 
 use super::Shard;
 use super::splice::write_json_string;
@@ -156,6 +156,10 @@ impl Shard {
             operation: route
                 .and_then(|route| route.operation.wire_name())
                 .unwrap_or(""),
+            credential: run.credential.as_ref().map(|pair| CredentialPair {
+                lease: &pair.lease,
+                binding: &pair.binding,
+            }),
             stall_timeout_ms: i64::try_from(provider.stall_timeout_ms).unwrap_or(i64::MAX),
         }
     }

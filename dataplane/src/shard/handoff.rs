@@ -90,6 +90,8 @@ impl Shard {
     ) -> Eligibility {
         if !self.config.recovery {
             Eligibility::Off
+        } else if self.issuer.is_some() {
+            Eligibility::CredentialBound
         } else if self.clients[client].plan.is_some() {
             Eligibility::Committed
         } else if failure.fence != Some(Fence::Confirmed) {
@@ -104,7 +106,8 @@ impl Shard {
     /// A granted request's body stays whole while another provider could still be asked.
     pub(super) fn keep_body(&mut self, client: usize) {
         let slot = &mut self.clients[client];
-        let Some(model) = slot.model.filter(|_| self.config.recovery) else {
+        let may_recover = self.config.recovery && self.issuer.is_none();
+        let Some(model) = slot.model.filter(|_| may_recover) else {
             return;
         };
         if self.config.names.candidates(model, slot.operation) > 1 {

@@ -14,6 +14,7 @@ pub mod buffer;
 mod client;
 mod command;
 mod configure;
+mod credential;
 mod dispatch;
 mod forward;
 mod handoff;
@@ -48,6 +49,7 @@ use iop_ring::spsc::Consumer;
 use crate::admin::AnswerSender;
 use crate::cold::access_log::AccessSink;
 use crate::config::{EdgeConfig, Limits, Timeouts};
+use crate::credential::issuer::IssuerPort;
 use crate::epoch::Epoch;
 use crate::front::handover::Handover;
 use crate::keys::KeyTable;
@@ -201,6 +203,8 @@ pub struct ShardParts {
     pub peers: Peers,
     /// Whole answers to operators' commands go here.
     pub answers: AnswerSender,
+    /// `None`: the credential plane is off.
+    pub issuer: Option<IssuerPort>,
 }
 
 /// A shard's whole state.
@@ -265,6 +269,7 @@ pub struct Shard {
     metrics: ShardMetrics,
     access: AccessSink,
     answers: AnswerSender,
+    issuer: Option<IssuerPort>,
     swept: Now,
     /// A direct send of this turn holds something up: the next enter does not wait.
     settle_soon: bool,
@@ -361,6 +366,7 @@ impl Shard {
             metrics,
             access: parts.access,
             answers: parts.answers,
+            issuer: parts.issuer,
             peers: parts.peers,
             swept: Now::default(),
             settle_soon: false,

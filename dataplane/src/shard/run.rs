@@ -13,6 +13,7 @@ use iop_proto::reason::Reason;
 
 use super::body::Request;
 use super::{Shard, slot_of};
+use crate::credential::plane::Pair;
 use crate::metrics::ShardMetric;
 
 /// No slot.
@@ -22,6 +23,8 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Free,
+    /// Its credential was asked for; can be withdrawn.
+    Issuing,
     /// In the session's bulk queue; can be withdrawn.
     Queued,
     /// Its first byte was handed to the kernel. `[states §3]`
@@ -45,6 +48,10 @@ pub(super) struct Run {
     pub operation: Operation,
     /// The request's body and where its `model` stands, until it was sent; and what it asks for.
     pub request: Request,
+    /// Until it was sent. `[R-221]`
+    pub credential: Option<Pair>,
+    /// The issuer was asked: the request is never queued again. `[I3.10]`
+    pub asked: bool,
     /// Sequence the next frame must have; `None` before the first, which may be 0 or 1. `[A-29]`
     pub sequence: Option<u64>,
     /// RESPONSE_START came, or the start of a normalized run.
@@ -79,6 +86,8 @@ impl Run {
             is_tunnel: true,
             operation: Operation::ChatCompletions,
             request: Request::default(),
+            credential: None,
+            asked: false,
             sequence: None,
             head_seen: false,
             cancelled: false,
@@ -146,6 +155,8 @@ impl Shard {
             is_tunnel,
             operation,
             request,
+            credential: None,
+            asked: false,
             sequence: None,
             head_seen: false,
             cancelled: false,
@@ -207,7 +218,10 @@ impl Shard {
 
     /// Ends a run of which nothing was sent. Its client, if it still waits, waits again.
     pub(super) fn return_unsent(&mut self, row: usize) {
-        debug_assert_eq!(self.runs[row].stage, Stage::Queued);
+        debug_assert!(matches!(
+            self.runs[row].stage,
+            Stage::Issuing | Stage::Queued
+        ));
         let reference = self.runs[row].reference;
         let mut client = None;
         if self.runs[row].has_client() {
@@ -222,15 +236,30 @@ impl Shard {
         self.free_run(row);
     }
 
+    /// Ends a run of which nothing was sent, for `reason`: its client waits again, or is told so when
+    /// the issuer was asked for it.
+    pub(super) fn take_back(&mut self, row: usize, reason: Reason) {
+        if self.runs[row].stage == Stage::Queued {
+            self.unlink_bulk(row);
+        }
+        if self.runs[row].asked {
+            self.refuse_unsent(row, reason);
+        } else {
+            self.return_unsent(row);
+        }
+    }
+
     /// The client of a run has left or was answered: withdraw the request, or cancel it at the node.
     /// `[R-246]` `[D-02]` `[D-63]`
     pub(super) fn detach_run(&mut self, row: usize) {
         self.runs[row].client = (NONE, 0);
         match self.runs[row].stage {
             Stage::Free => {}
-            Stage::Queued => {
+            Stage::Issuing | Stage::Queued => {
                 self.metrics.inc(ShardMetric::RunsWithdrawn);
-                self.unlink_bulk(row);
+                if self.runs[row].stage == Stage::Queued {
+                    self.unlink_bulk(row);
+                }
                 self.return_unsent(row);
             }
             Stage::Begun => {
@@ -257,6 +286,9 @@ impl Shard {
         let request = self.runs[row].request.take();
         self.let_go(request);
         let run = &mut self.runs[row];
+        if run.credential.take().is_some() {
+            self.metrics.inc(ShardMetric::CredentialsDiscarded);
+        }
         run.stage = Stage::Free;
         run.client = (NONE, 0);
         run.lease = None;
@@ -281,10 +313,9 @@ impl Shard {
         match self.runs[row].stage {
             Stage::Free => {}
             // Control refuses the client with its own reason once it knows that nothing was sent.
-            Stage::Queued => {
+            Stage::Issuing | Stage::Queued => {
                 self.metrics.inc(ShardMetric::RunsWithdrawn);
-                self.unlink_bulk(row);
-                self.return_unsent(row);
+                self.take_back(row, reason);
             }
             Stage::Begun => self.fail_run(row, reason),
         }

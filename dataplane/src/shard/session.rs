@@ -26,6 +26,7 @@ use iop_proto::view::{
 
 use super::command::Questions;
 use super::configure::Refreshes;
+use super::credential::instant_of;
 use super::inbound::{Inbound, Plain};
 use super::run::{NONE, Stage};
 use super::uring::{Kind, Token};
@@ -91,6 +92,8 @@ pub(super) struct Session {
     certificate_name: Option<String>,
     /// When the certificate ends, Unix seconds. `[D-05]`
     pub not_after_unix: i64,
+    /// The same instant by the clock of this process.
+    pub not_after: Now,
     /// Control was told that it has.
     pub expiry_told: bool,
     pub standing: Standing,
@@ -128,6 +131,7 @@ impl Session {
             records: None,
             certificate_name: None,
             not_after_unix: i64::MAX,
+            not_after: Now::default(),
             expiry_told: false,
             standing: Standing::Identified,
             inbound: Inbound::default(),
@@ -198,6 +202,7 @@ impl Shard {
             records: handover.records,
             certificate_name: handover.certificate_name,
             not_after_unix: handover.not_after_unix,
+            not_after: instant_of(handover.not_after_unix, self.now),
             last_read: self.now,
             last_write: self.now,
             opened: self.now,
@@ -825,10 +830,7 @@ impl Shard {
     fn settle_lost(&mut self, run: usize) {
         match self.runs[run].stage {
             Stage::Free => {}
-            Stage::Queued => {
-                self.unlink_bulk(run);
-                self.return_unsent(run);
-            }
+            Stage::Issuing | Stage::Queued => self.take_back(run, Reason::NodeLost),
             Stage::Begun => {
                 if self.runs[run].has_client() {
                     let (client, _) = self.runs[run].client;

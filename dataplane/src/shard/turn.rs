@@ -57,7 +57,11 @@ impl Shard {
         self.waker.prepare();
         let waiting = !self.lanes.effects.is_empty()
             || (!self.outbox.is_waiting() && !self.arrivals.is_empty())
-            || self.peers.is_waiting();
+            || self.peers.is_waiting()
+            || self
+                .issuer
+                .as_mut()
+                .is_some_and(|issuer| issuer.is_waiting());
         if waiting {
             return Duration::ZERO;
         }
@@ -85,6 +89,7 @@ impl Shard {
         self.parcels();
         self.peer_parcels();
         self.effects();
+        self.credentials();
         self.due();
         self.relieve_output();
         self.settle_closing();

@@ -212,6 +212,7 @@ impl Shard {
 
     /// Puts a granted run behind the session's waiting requests.
     pub(super) fn queue_bulk(&mut self, run: usize) {
+        self.runs[run].stage = Stage::Queued;
         let row = self.runs[run].session.0 as usize;
         let writer = &mut self.sessions[row].writer;
         let slot = slot_of(run);
@@ -327,6 +328,10 @@ impl Shard {
     /// Seals the head of the first waiting request. From here on it has begun.
     fn begin_bulk(&mut self, row: usize, run: usize) -> Result<(), Reason> {
         self.unlink_bulk(run);
+        if self.is_out_of_time(row, run) {
+            self.refuse_unsent(run, Reason::CredentialFailed);
+            return Ok(());
+        }
         let length = match self.write_request_head(run) {
             Ok(length) => length,
             Err(reason) => {
@@ -383,6 +388,7 @@ impl Shard {
             Part::BehindCut => Some((Part::Tail, 0)),
             Part::Tail => {
                 let length = self.write_request_tail(run)?;
+                self.runs[run].credential = None;
                 self.seal_scratch(row, length)?;
                 None
             }
@@ -474,7 +480,7 @@ impl Shard {
     }
 
     /// Fails a run that could not be put on the wire, before anything of it was sent.
-    fn refuse_unsent(&mut self, run: usize, reason: Reason) {
+    pub(super) fn refuse_unsent(&mut self, run: usize, reason: Reason) {
         if self.runs[run].has_client() {
             let (client, _) = self.runs[run].client;
             self.runs[run].client = (NONE, 0);

@@ -16,20 +16,24 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iop_control::node::attempt::Rejection;
+use iop_lease::LeaseError;
 use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
     Adapter, AdapterFault, HealthEvidence, NodeConfig, OnCancel, TunnelRequest,
 };
+use iop_proto::ids::Now;
 use iop_proto::limits::{HEADERS_MAX, PROBED_TARGETS_MAX, PROVIDERS_MAX};
+use reqwest::header::HeaderName;
 use reqwest::{Client, Method, Url};
 
 use crate::answer::{Part, Piece};
 use crate::config::ProviderHttp;
+use crate::credential::{Sealed, Target};
 use crate::normalized::members::Refused;
 use crate::normalized::{RunCall, RunError, RunPlan};
 use crate::provider::{
-    BaseUrl, BaseUrlError, ClientError, ClientOptions, HttpCall, ProviderError, ProviderRequest,
-    client, request_headers,
+    BaseUrl, BaseUrlError, Carried, ClientError, ClientOptions, HttpCall, ProviderError,
+    ProviderRequest, client, request_headers,
 };
 
 /// Adapters one payload may name.
@@ -274,6 +278,8 @@ pub(crate) struct Instance {
     probe: Url,
     client: Client,
     pub(crate) stop_by: StopBy,
+    /// Where a credential goes; `None`: the adapter declares no header. `[R-219]`
+    pub(crate) target: Option<Target>,
     /// Targets that a probe of this instance has found. `[D-22]`
     found: Mutex<BTreeSet<String>>,
 }
@@ -283,6 +289,36 @@ pub(crate) struct Instance {
 pub(crate) enum Work {
     Tunnel(Box<ProviderRequest>),
     Run(Box<RunPlan>),
+}
+
+impl Work {
+    /// The credential it may be carried out with, not opened.
+    pub(crate) fn seal(&mut self, sealed: Option<Sealed>) {
+        match self {
+            Self::Tunnel(request) => {
+                request.credential = sealed.map_or(Carried::None, Carried::Sealed);
+            }
+            Self::Run(_) => debug_assert!(sealed.is_none(), "runs carry no credential"),
+        }
+    }
+
+    pub(crate) const fn is_managed(&self) -> bool {
+        match self {
+            Self::Tunnel(request) => request.is_managed(),
+            Self::Run(_) => false,
+        }
+    }
+
+    /// Opens its credential, if it has one, for the call that is next.
+    ///
+    /// # Errors
+    /// Why it may not be used. No call may be made then.
+    pub(crate) fn open(&mut self, instance: &Instance, now: Now) -> Result<(), LeaseError> {
+        match self {
+            Self::Tunnel(request) => request.open(instance.target.as_ref(), now),
+            Self::Run(_) => Ok(()),
+        }
+    }
 }
 
 /// A call in progress: a stream of pieces. Dropping it closes the provider connection.
@@ -440,6 +476,7 @@ impl Instance {
             url,
             headers: request_headers(&headers)?,
             body,
+            credential: Carried::None,
         })))
     }
 
@@ -518,6 +555,7 @@ impl Adapters {
                     } = plan;
                     Arc::new(Instance {
                         name: name.as_str().into(),
+                        target: target(&adapter),
                         adapter,
                         kind,
                         base,
@@ -554,6 +592,16 @@ impl Adapters {
     pub(crate) fn len(&self) -> usize {
         self.instances.len()
     }
+}
+
+/// What the adapter's profile declares of credentials.
+fn target(adapter: &Adapter) -> Option<Target> {
+    let profile = adapter.profile.as_ref()?;
+    Some(Target {
+        header: HeaderName::from_bytes(profile.auth_header.as_bytes()).ok()?,
+        prefix: profile.auth_prefix.clone(),
+        profile: iop_lease::profile_component(adapter, profile),
+    })
 }
 
 /// The soft limit of open files, where the system tells.

@@ -10,6 +10,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use iop_control::node::supervisor::{Action, Event, Exit, LinkEvent, Supervisor};
+use iop_proto::ids::Now;
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::ClientConfig;
 use rustls::pki_types::UnixTime;
@@ -23,8 +24,9 @@ use self::commands::Answer;
 use crate::adapters::{Adapters, Plans, descriptor_limit};
 use crate::clock::Clock;
 use crate::config::NodeConfig;
+use crate::credential::{Plane, unix_ms};
 use crate::execution::Report;
-use crate::identity;
+use crate::identity::{self, CredentialError};
 use crate::reload;
 use crate::requests::{Requests, Shutdowns};
 use crate::session::{Fault, Meaning, Session};
@@ -53,6 +55,7 @@ pub(crate) async fn run(config: NodeConfig, requests: Requests) -> Exit {
         config,
         link_config,
         tls: watch::Sender::new(None),
+        held_until: None,
         clock,
         supervisor,
         dice,
@@ -75,6 +78,7 @@ enum Wake {
     Shutdown,
     Deadline,
     FlushOver,
+    HoldOver,
     Report(Report),
     Joined(Joined),
     Probed(Result<Answer, JoinError>),
@@ -88,6 +92,8 @@ struct Agent {
     link_config: LinkConfig,
     /// What the next dial proves itself with; replaced as the files change. `[D-05]`
     tls: watch::Sender<Option<Arc<ClientConfig>>>,
+    /// Handlers stand, and ready is held back until then. `[A-34]`
+    held_until: Option<Instant>,
     clock: Clock,
     supervisor: Supervisor,
     dice: SystemRandom,
@@ -112,9 +118,8 @@ impl Agent {
         } = requests;
         info!(node = %self.config.node_id, "node agent started");
         let mut files = JoinSet::new(); // aborted with this run
-        let valid = match identity::tls_config(&self.config.security, UnixTime::now()) {
-            Ok(tls) => {
-                self.tls.send_replace(tls);
+        let valid = match self.identify() {
+            Ok(()) => {
                 let security = self.config.security.clone();
                 files.spawn(reload::follow(security, reloads, self.tls.clone()));
                 Event::Valid
@@ -136,6 +141,10 @@ impl Agent {
                     self.perform(action)
                 }
                 Wake::FlushOver => self.cut(),
+                Wake::HoldOver => {
+                    self.held_until = None;
+                    self.progress(LinkEvent::Installed)
+                }
                 Wake::Report(report) => {
                     self.attempts.report(report);
                     self.active_changed()
@@ -158,6 +167,32 @@ impl Agent {
         exit
     }
 
+    /// Certificates, which may change later, and the keys of the credential plane.
+    fn identify(&mut self) -> Result<(), CredentialError> {
+        let tls = identity::tls_config(&self.config.security, UnixTime::now())?;
+        self.tls.send_replace(tls);
+        if let Some(files) = &self.config.credentials {
+            let node_id = &self.config.node_id;
+            let plane = Plane::read(files, node_id, self.clock.now(), unix_ms())?;
+            self.attempts.credentials = Some(Arc::new(plane));
+        }
+        Ok(())
+    }
+
+    /// Ready may be sent, or it is held back: a managed node's first leases are younger than its
+    /// process by more than the skew. `[A-34]`
+    fn installed(&mut self) -> Option<Exit> {
+        let plane = self.attempts.credentials.as_ref();
+        let from = plane.map(|plane| plane.ready_from(Now::default()));
+        match from.filter(|&from| self.clock.now() < from) {
+            Some(from) => {
+                self.held_until = Some(self.clock.instant(from));
+                None
+            }
+            None => self.progress(LinkEvent::Installed),
+        }
+    }
+
     /// What a link received before it ended is handled before its end.
     async fn wake(&mut self, shutdown: &mut Shutdowns) -> Wake {
         let deadline = self.supervisor.deadline().map(|at| self.clock.instant(at));
@@ -170,6 +205,7 @@ impl Agent {
             () = shutdown.requested() => Wake::Shutdown,
             () = sleep_until(deadline) => Wake::Deadline,
             () = sleep_until(self.flush_by) => Wake::FlushOver,
+            () = sleep_until(self.held_until) => Wake::HoldOver,
             Some(report) = self.attempts.reports.recv() => Wake::Report(report),
             Some(joined) = self.attempts.tasks.join_next_with_id() => Wake::Joined(joined),
             Some(answer) = self.commands.join_next() => Wake::Probed(answer),
@@ -210,7 +246,7 @@ impl Agent {
             Action::Apply => self.apply(),
             Action::StartAdapters => self.start_adapters(),
             // The handlers are this task's `inbound`: in force from here, before ready is sent.
-            Action::InstallHandlers => self.progress(LinkEvent::Installed),
+            Action::InstallHandlers => self.installed(),
             Action::SendReady => self.on_session(Session::ready),
             Action::AnnounceDrain { grace_ms } => {
                 info!(grace_ms, attempts = self.attempts.open(), "draining");
@@ -282,6 +318,7 @@ impl Agent {
             session.task.abort();
         }
         let link = session.link;
+        self.held_until = None;
         self.attempts.end_link(link);
     }
 
@@ -295,7 +332,7 @@ impl Agent {
 
     fn ended(&mut self, end: Result<LinkEnd, JoinError>) -> Option<Exit> {
         let session = self.session.take()?;
-        self.flush_by = None;
+        (self.flush_by, self.held_until) = (None, None);
         self.attempts.end_link(session.link);
         self.commands.abort_all();
         match end {

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use iop_control::node::attempt::Patience;
 use iop_control::node::supervisor::Policy;
 use iop_proto::limits::{
-    CLOSE_GRACE_MS, DEAD_MS, DRAIN_TIMEOUT_MS, HEALTH_PROBE_MS, HEARTBEAT_MS, NAME_BYTES_MAX,
-    PROVIDER_CONNECT_MS_DEFAULT, PROVIDER_IDLE_MS_DEFAULT, STALL_JOIN_MS_MAX,
+    CLOCK_SKEW_MS, CLOSE_GRACE_MS, CREDENTIAL_KEYS_MAX, DEAD_MS, DRAIN_TIMEOUT_MS, HEALTH_PROBE_MS,
+    HEARTBEAT_MS, NAME_BYTES_MAX, PROVIDER_CONNECT_MS_DEFAULT, PROVIDER_IDLE_MS_DEFAULT,
+    STALL_JOIN_MS_MAX,
 };
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
@@ -19,6 +20,8 @@ use serde_saphyr::{Location, Spanned};
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// Longest configurable wait, ms: a day.
 const WAIT_MS_MAX: u64 = 24 * 60 * 60 * 1_000;
+/// A managed node waits twice the skew before its first ready; more is a clock to repair.
+const SKEW_MS: core::ops::RangeInclusive<u64> = 50..=60_000;
 
 /// A whole, checked configuration of one node agent. `[D-36]`
 #[derive(Clone, Debug)]
@@ -37,6 +40,8 @@ pub struct NodeConfig {
     /// How long a stalled or stopped provider and a health probe are waited for. `[A-19]`
     pub patience: Patience,
     pub provider_http: ProviderHttp,
+    /// Tunnels carry credential leases, and none goes without; `None`: the plane is off. `[D-37]`
+    pub credentials: Option<CredentialFiles>,
     /// Least severe line that is written.
     pub log_level: tracing::Level,
 }
@@ -75,6 +80,17 @@ pub struct ProviderHttp {
     pub pool_idle: Duration,
     /// PEM: further roots for `https` providers, beside the system's.
     pub ca: Option<PathBuf>,
+}
+
+/// Keys of the managed credential plane, files as `iop pki` makes them. `[A-32]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialFiles {
+    /// Secret keys that leases are sealed to: the present one, and others while it is rotated.
+    pub recipient_keys: Vec<PathBuf>,
+    /// Public keys of the issuers that are trusted.
+    pub issuer_keys: Vec<PathBuf>,
+    /// An issuer's clock may be ahead by this much. `[A-35]`
+    pub clock_skew: Duration,
 }
 
 /// Why a `node.yaml` is refused. Shown as `file:line: field: what`.
@@ -185,6 +201,7 @@ struct NodeConfigFile {
     pki: Option<PkiSection>,
     insecure_plaintext: Option<Spanned<bool>>,
     credential_plane: Option<Spanned<String>>,
+    credentials: Option<CredentialSection>,
     reconnect: Option<ReconnectSection>,
     heartbeat: Option<HeartbeatSection>,
     drain_timeout_ms: Option<Spanned<u64>>,
@@ -207,6 +224,14 @@ struct PkiSection {
     ca: Spanned<String>,
     certificate: Spanned<String>,
     key: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CredentialSection {
+    recipient_keys: Spanned<Vec<Spanned<String>>>,
+    issuer_keys: Spanned<Vec<Spanned<String>>>,
+    clock_skew_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -253,10 +278,12 @@ impl Judge<'_> {
     fn judge(&self, file: NodeConfigFile) -> Result<NodeConfig, ConfigError> {
         let node_id = self.name("node_id", &file.node_id)?;
         let security = self.security(&file)?;
+        let credentials = self.credentials(&file, &security)?;
         let (ping_every, dead_after) = self.heartbeat(file.heartbeat.unwrap_or_default())?;
         Ok(NodeConfig {
             node_id,
             security,
+            credentials,
             edge: self.address(&file.edge.address)?,
             reconnect: self.reconnect(&file.reconnect.unwrap_or_default())?,
             ping_every,
@@ -294,14 +321,6 @@ impl Judge<'_> {
     }
 
     fn security(&self, file: &NodeConfigFile) -> Result<Security, ConfigError> {
-        if let Some(plane) = file
-            .credential_plane
-            .as_ref()
-            .filter(|plane| plane.value != "off")
-        {
-            let what = "this version knows `off` only";
-            return Err(self.refuse("credential_plane", plane.referenced, what));
-        }
         if file
             .insecure_plaintext
             .as_ref()
@@ -327,6 +346,52 @@ impl Judge<'_> {
             key: self.file("pki.key", &pki.key)?,
             edge_id: format!("spiffe://{domain}/edge/{name}"),
         })
+    }
+
+    fn credentials(
+        &self,
+        file: &NodeConfigFile,
+        security: &Security,
+    ) -> Result<Option<CredentialFiles>, ConfigError> {
+        let Some(plane) = &file.credential_plane else {
+            return Ok(None);
+        };
+        let refuse = |what| self.refuse("credential_plane", plane.referenced, what);
+        match plane.value.as_str() {
+            "off" => return Ok(None),
+            "on" => {}
+            _ => return Err(refuse("must be off or on")),
+        }
+        if *security == Security::Plaintext {
+            return Err(refuse("on needs TLS: not insecure_plaintext"));
+        }
+        let section = file
+            .credentials
+            .as_ref()
+            .ok_or_else(|| refuse("on needs credentials: recipient_keys and issuer_keys"))?;
+        let skew = section.clock_skew_ms.as_ref();
+        if let Some(skew) = skew.filter(|skew| !SKEW_MS.contains(&skew.value)) {
+            let what = format!("must be {} to {} ms", SKEW_MS.start(), SKEW_MS.end());
+            return Err(self.refuse("credentials.clock_skew_ms", skew.referenced, what));
+        }
+        Ok(Some(CredentialFiles {
+            recipient_keys: self.keys("credentials.recipient_keys", &section.recipient_keys)?,
+            issuer_keys: self.keys("credentials.issuer_keys", &section.issuer_keys)?,
+            clock_skew: Duration::from_millis(skew.map_or(CLOCK_SKEW_MS, |skew| skew.value)),
+        }))
+    }
+
+    fn keys(
+        &self,
+        field: &str,
+        paths: &Spanned<Vec<Spanned<String>>>,
+    ) -> Result<Vec<PathBuf>, ConfigError> {
+        if !(1..=CREDENTIAL_KEYS_MAX as usize).contains(&paths.value.len()) {
+            let what = format!("must name 1 to {CREDENTIAL_KEYS_MAX} files");
+            return Err(self.refuse(field, paths.referenced, what));
+        }
+        let paths = paths.value.iter();
+        paths.map(|path| self.file(field, path)).collect()
     }
 
     fn file(&self, field: &str, path: &Spanned<String>) -> Result<PathBuf, ConfigError> {
@@ -562,8 +627,8 @@ pki:
     fn every_refusal_names_file_line_and_field() {
         for (more, expected) in [
             (
-                "credential_plane: on\n",
-                ":10: credential_plane: this version knows `off` only",
+                "credential_plane: maybe\n",
+                ":10: credential_plane: must be off or on",
             ),
             (
                 "drain_timeout_ms: 0\n",

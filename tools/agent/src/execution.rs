@@ -187,10 +187,8 @@ impl Driver {
         while let Some(&order) = orders.get(next) {
             next += 1;
             match order {
-                Order::Call => {
-                    let work = self.work.take().expect("one call per attempt");
-                    self.call = Some(self.instance.call(work));
-                }
+                Order::Call => self.begin(orders),
+                Order::Stop if self.call.is_none() => {} // it never began
                 Order::Stop => match self.instance.stop_by {
                     StopBy::Abort => self.returned(Ok(()), orders),
                     StopBy::Drain => {
@@ -218,6 +216,25 @@ impl Driver {
             self.probe = None;
             self.settled();
         }
+    }
+
+    /// Opens the credential, then calls; nothing is waited for in between. What came meanwhile ends
+    /// the attempt without a call. `[R-213]` `[S-67]`
+    fn begin(&mut self, orders: &mut Vec<Order>) {
+        let mut work = self.work.take().expect("one call per attempt");
+        if work.is_managed() {
+            if let Err(error) = work.open(&self.instance, self.clock.now()) {
+                self.detail = Some(error.detail().to_owned());
+                return self.returned(Err(Failure::Rejected), orders);
+            }
+            let signals = *self.signals.borrow();
+            self.attempt.wake(self.clock.now(), signals, orders);
+            if !self.attempt.is_undecided() {
+                drop(work);
+                return self.returned(Ok(()), orders);
+            }
+        }
+        self.call = Some(self.instance.call(work));
     }
 
     /// The call is gone; its connection is closed if it was not at its end.
@@ -382,4 +399,4 @@ pub(crate) async fn probe(instance: Arc<Instance>, target: String) -> HealthEvid
 
 #[cfg(test)]
 #[path = "execution_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -43,7 +43,7 @@ fn instance(port: u16) -> Arc<Instance> {
 }
 
 /// Some ticket; only the machines make them.
-fn ticket() -> Ticket {
+pub(crate) fn ticket() -> Ticket {
     let policy = Policy::new(None, None, None).expect("the defaults");
     let mut supervisor = Supervisor::new(policy, 1);
     let dialled = supervisor.step(Now::from_nanos(0), Event::Valid, 0);

@@ -11,6 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use iop_proto::ids::Now;
 use iop_proto::limits::ALPN;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
@@ -24,6 +25,7 @@ use rustls::{
     SignatureScheme,
 };
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use zeroize::Zeroizing;
 
 use crate::config::Security;
 
@@ -52,6 +54,11 @@ pub enum CredentialError {
     Expired { path: PathBuf },
     /// The leaf is no X.509 certificate.
     Leaf { path: PathBuf },
+    /// No key of the credential plane, or another one.
+    Key {
+        path: PathBuf,
+        error: iop_lease::KeyError,
+    },
 }
 
 impl fmt::Display for CredentialError {
@@ -67,18 +74,37 @@ impl fmt::Display for CredentialError {
             }
             Self::Expired { path } => write!(f, "{}: the certificate has expired", path.display()),
             Self::Leaf { path } => write!(f, "{}: not an X.509 certificate", path.display()),
+            Self::Key { path, error } => write!(f, "{}: {error}", path.display()),
         }
     }
 }
 
 impl core::error::Error for CredentialError {}
 
-/// Whether the configured certificate files can be used at this moment, without dialling.
+/// Whether the configured certificate and key files can be used at this moment, without dialling.
 ///
 /// # Errors
 /// The first file that would end [`crate::run`] at its start.
 pub fn check_credentials(config: &crate::NodeConfig) -> Result<(), CredentialError> {
-    tls_config(&config.security, UnixTime::now()).map(|_| ())
+    tls_config(&config.security, UnixTime::now())?;
+    if let Some(files) = &config.credentials {
+        crate::credential::Plane::read(files, &config.node_id, Now::default(), 0)?;
+    }
+    Ok(())
+}
+
+/// A key file of the credential plane.
+pub(crate) fn key_text<T>(
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, iop_lease::KeyError>,
+) -> Result<T, CredentialError> {
+    let text = Zeroizing::new(contents(path)?);
+    // What is not text is no key either.
+    let text = core::str::from_utf8(&text).unwrap_or_default();
+    parse(text).map_err(|error| CredentialError::Key {
+        path: path.to_owned(),
+        error,
+    })
 }
 
 /// Builds the client side of the node protocol's TLS from the configured files; `None` for plaintext.

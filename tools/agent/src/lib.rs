@@ -10,6 +10,7 @@ mod agent;
 mod answer;
 mod clock;
 pub mod config;
+mod credential;
 mod execution;
 mod identity;
 mod normalized;

@@ -20,11 +20,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use iop_control::node::attempt::Rejection;
+use iop_lease::LeaseError;
 use iop_proto::domain::Header;
+use iop_proto::ids::Now;
 use iop_proto::limits::{HEADERS_MAX, RESPONSE_START_BYTES_MAX};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Method, Request, Response, StatusCode, Url};
+use tracing::warn;
 
+use crate::credential::{Injected, Sealed, Target};
 use crate::identity::CredentialError;
 
 tokio::task_local! {
@@ -210,8 +214,11 @@ pub(crate) fn request_headers(headers: &[Header]) -> Result<HeaderMap, Rejection
 }
 
 /// What of a response's headers reaches the Edge, in order, duplicates kept. A Content-Length beside
-/// a transfer coding is no length. `[P-53]`
-fn response_headers(headers: &HeaderMap) -> Result<Vec<Header>, ProviderError> {
+/// a transfer coding is no length; a value that repeats the credential is dropped. `[P-53]` `[R-336]`
+fn response_headers(
+    headers: &HeaderMap,
+    injected: Option<&Injected>,
+) -> Result<Vec<Header>, ProviderError> {
     let options = connection_options(
         headers
             .get_all("connection")
@@ -227,6 +234,14 @@ fn response_headers(headers: &HeaderMap) -> Result<Vec<Header>, ProviderError> {
             || options.contains(text)
             || (coded && text == "content-length");
         if dropped {
+            continue;
+        }
+        if let Some(injected) = injected.filter(|injected| injected.is_in(value.as_bytes())) {
+            let count = injected.counts.dropped();
+            warn!(
+                count,
+                "a response header repeated its credential and was dropped"
+            );
             continue;
         }
         bytes += text.len() + value.len() + HEADER_OVERHEAD;
@@ -250,12 +265,51 @@ pub(crate) struct ProviderRequest {
     pub(crate) url: Url,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) credential: Carried,
+}
+
+/// A request's credential on its way to the call.
+#[derive(Debug)]
+pub(crate) enum Carried {
+    /// The tunnel is not managed.
+    None,
+    /// Not opened: nothing of the credential exists here.
+    Sealed(Sealed),
+    Open(Injected),
 }
 
 impl ProviderRequest {
+    /// Opens the credential, if there is one.
+    ///
+    /// # Errors
+    /// Why it may not be used. No call may be made then.
+    pub(crate) fn open(&mut self, target: Option<&Target>, now: Now) -> Result<(), LeaseError> {
+        match core::mem::replace(&mut self.credential, Carried::None) {
+            Carried::Sealed(sealed) => {
+                self.credential = Carried::Open(sealed.open(target, now)?);
+            }
+            other => self.credential = other,
+        }
+        Ok(())
+    }
+
+    pub(crate) const fn is_managed(&self) -> bool {
+        !matches!(self.credential, Carried::None)
+    }
+
+    fn injected(&self) -> Option<&Injected> {
+        match &self.credential {
+            Carried::Open(injected) => Some(injected),
+            Carried::None | Carried::Sealed(_) => None,
+        }
+    }
+
     fn build(&self) -> Request {
         let mut request = Request::new(self.method.clone(), self.url.clone());
         request.headers_mut().clone_from(&self.headers);
+        if let Some(injected) = self.injected() {
+            injected.set(request.headers_mut());
+        }
         let bodiless = matches!(self.method, Method::GET | Method::HEAD) && self.body.is_empty();
         if !bodiless {
             *request.body_mut() = Some(self.body.clone().into());
@@ -287,6 +341,8 @@ enum State {
 pub(crate) struct HttpCall {
     state: State,
     may_retry: Arc<AtomicBool>,
+    /// Held until the provider has returned. `[R-202]`
+    injected: Option<Box<Injected>>,
 }
 
 impl fmt::Debug for HttpCall {
@@ -302,10 +358,12 @@ impl fmt::Debug for HttpCall {
 impl HttpCall {
     pub(crate) fn new(client: Client, request: ProviderRequest) -> Self {
         let may_retry = Arc::new(AtomicBool::new(true));
+        let injected = request.injected().cloned();
         let sending = Box::pin(send(client, request, may_retry.clone()));
         Self {
             state: State::Sending(sending),
             may_retry,
+            injected: injected.map(Box::new),
         }
     }
 
@@ -317,6 +375,7 @@ impl HttpCall {
         Self {
             state: State::Sending(sending),
             may_retry,
+            injected: None,
         }
     }
 
@@ -345,7 +404,7 @@ impl HttpCall {
                     return Err(ProviderError::Malformed);
                 }
                 let status = i32::from(response.status().as_u16());
-                let headers = response_headers(response.headers())?;
+                let headers = response_headers(response.headers(), self.injected.as_deref())?;
                 self.state = State::Streaming(response);
                 Ok(Some(Item::Head { status, headers }))
             }
@@ -672,7 +731,7 @@ mod tests {
             headers.append(name, HeaderValue::from_static(value));
         }
         let names = |headers: &HeaderMap| {
-            let out = response_headers(headers).unwrap();
+            let out = response_headers(headers, None).unwrap();
             out.into_iter()
                 .map(|header| header.name)
                 .collect::<Vec<_>>()
@@ -693,13 +752,13 @@ mod tests {
             "x",
             HeaderValue::try_from(&value[..value.len() / 2]).unwrap(),
         );
-        assert!(response_headers(&headers).is_ok());
+        assert!(response_headers(&headers, None).is_ok());
         headers.append(
             "x",
             HeaderValue::try_from(&value[..value.len() / 2]).unwrap(),
         );
         assert_eq!(
-            response_headers(&headers).unwrap_err(),
+            response_headers(&headers, None).unwrap_err(),
             ProviderError::HeadTooLarge
         );
     }

@@ -127,14 +127,15 @@ impl Request {
         }
     }
 
-    /// The figures of the request, judged. `[R-114]` `[R-115]`
+    /// The figures of the request, judged. `is_managed`: tunnels carry a credential here; a run never
+    /// does. `[R-114]` `[R-115]` `[A-37]`
     ///
     /// # Errors
     /// As [`boundary`].
-    pub(crate) fn boundary(&self) -> Result<Timeouts, Rejection> {
+    pub(crate) fn boundary(&self, is_managed: bool) -> Result<Timeouts, Rejection> {
         match self {
-            Self::Tunnel(it) => boundary(it.timeout, it.stall_timeout, &it.credential),
-            Self::Run(it) => boundary(it.timeout, it.stall_timeout, &Credential::None),
+            Self::Tunnel(it) => boundary(it.timeout, it.stall_timeout, &it.credential, is_managed),
+            Self::Run(it) => boundary(it.timeout, it.stall_timeout, &Credential::None, false),
         }
     }
 }

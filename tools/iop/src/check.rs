@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use io_uring::{IoUring, Probe, opcode};
 use iop_dataplane::config::{EdgeConfig, Host, PkiFiles};
+use iop_dataplane::credential::plane::Plane;
 use iop_dataplane::shard::uring::{Kind, Ring, Token};
 use iop_dataplane::tls::handshake::{client_server_config, node_server_config};
 use time::OffsetDateTime;
@@ -191,6 +192,16 @@ fn edge(path: &Path, now: OffsetDateTime, report: &mut Report<'_>) -> io::Result
             Ok(_) => certificate("clients", &files.cert, &files.key, now, report)?,
             Err(error) => report.say(Grade::Failure, format_args!("{error}"))?,
         }
+    }
+    match Plane::open(&config) {
+        Ok(None) => {}
+        Ok(Some(plane)) => {
+            report.say(Grade::Ok, format_args!("{}", plane.summary()))?;
+            for warning in plane.warnings() {
+                report.say(Grade::Warning, format_args!("{warning}"))?;
+            }
+        }
+        Err(error) => report.say(Grade::Failure, format_args!("credential plane: {error}"))?,
     }
     Ok(config.limits.clients_max.into())
 }

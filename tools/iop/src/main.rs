@@ -4,6 +4,7 @@
 //!
 //! Exit codes: 0 done, 1 the command failed, 2 it was called wrongly.
 mod check;
+mod credential;
 mod demo;
 mod http;
 mod model_server;
@@ -55,6 +56,9 @@ enum Command {
     /// API keys of clients
     #[command(subcommand)]
     Key(pki::KeyCommand),
+    /// Provider credentials that an Edge manages: its encrypted store
+    #[command(subcommand)]
+    Credential(credential::CredentialCommand),
     /// Say what is wrong with a configuration or with this host
     Check(check::CheckArgs),
 }
@@ -93,6 +97,9 @@ fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Demo(args) => return Ok(demo::run(args, &mut out, &mut notes)?),
         Command::Pki(command) => pki::run(command, OffsetDateTime::now_utc(), &mut out)?,
         Command::Key(command) => pki::run_key(command, &mut out, &mut notes)?,
+        Command::Credential(command) => {
+            credential::run(command, &mut io::stdin().lock(), &mut out)?;
+        }
         Command::Check(args) => return Ok(check::run(args, OffsetDateTime::now_utc(), &mut out)?),
     }
     Ok(ExitCode::SUCCESS)

@@ -5,6 +5,10 @@
 //! ```text
 //! DIR/ca.crt 0644   root, spiffe://<trust domain>        ten years, keeps its key in ca.key 0600
 //! DIR/NAME.crt 0644 leaf, spiffe://<trust domain>/<role>/<NAME>, 90 days, key in NAME.key 0600
+//!
+//! DIR/NAME.issuer.key 0600     signs credential leases       NAME.issuer.pub 0644 for nodes
+//! DIR/NAME.recipient.key 0600  opens them, on one node       NAME.recipient.pub 0644 for the Edge
+//! DIR/NAME.store.key 0600      encrypts the credential store
 //! ```
 //! Any other issuer of X.509-SVIDs serves as well. `[A-41]` `[D-61]`
 use core::fmt;
@@ -15,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use iop_dataplane::config::{is_label, is_trust_domain};
+use iop_lease::{IssuerKey, KeyKind, RecipientKey, secret_text};
 use iop_proto::limits::NAME_BYTES_MAX;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -48,6 +53,12 @@ pub(crate) enum PkiCommand {
     Node(LeafArgs),
     /// Make an Edge's certificate and key
     Edge(LeafArgs),
+    /// Make an Edge's key that signs credential leases, and its public half for the nodes
+    Issuer(KeyArgs),
+    /// Make a node's key that credential leases are sealed to, and its public half for the Edge
+    Recipient(KeyArgs),
+    /// Make the key that an Edge's credential store is encrypted with
+    StoreKey(KeyArgs),
     /// Print what certificate files say; keys are never printed
     Show(ShowArgs),
 }
@@ -79,6 +90,18 @@ pub(crate) struct LeafArgs {
     #[arg(long, default_value_t = LEAF_DAYS, value_parser = clap::value_parser!(u32).range(1..=3650))]
     pub(crate) days: u32,
     /// Replace files of the same name
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct KeyArgs {
+    /// First part of its files' names
+    pub(crate) name: String,
+    /// Where the files go; made if it is not there
+    #[arg(long, default_value = "pki")]
+    pub(crate) dir: PathBuf,
+    /// Replace files of the same name: what was signed, sealed or encrypted with them is lost
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -245,6 +268,9 @@ pub(crate) fn run(
         PkiCommand::Init(args) => init(args, now, out),
         PkiCommand::Node(args) => leaf(args, Role::Node, now, out),
         PkiCommand::Edge(args) => leaf(args, Role::Edge, now, out),
+        PkiCommand::Issuer(args) => credential_key(args, KeyKind::IssuerSecret, out),
+        PkiCommand::Recipient(args) => credential_key(args, KeyKind::RecipientSecret, out),
+        PkiCommand::StoreKey(args) => credential_key(args, KeyKind::StoreSecret, out),
         PkiCommand::Show(args) => args.files.iter().try_for_each(|path| show(path, now, out)),
     }
 }
@@ -326,6 +352,45 @@ fn leaf(
         })?
         .pem();
     write_pair(&args.dir, name, &certificate, &key, args.force, out)
+}
+
+/// A key of the credential plane: `NAME.<kind>.key`, and `NAME.<kind>.pub` where it has a public half.
+fn credential_key(args: &KeyArgs, kind: KeyKind, out: &mut dyn Write) -> Result<(), PkiError> {
+    if !is_label(&args.name) {
+        return Err(PkiError::Name {
+            given: args.name.clone(),
+        });
+    }
+    let mut secret = Zeroizing::new([0; 32]);
+    SystemRandom::new()
+        .fill(&mut *secret)
+        .map_err(|_| PkiError::NoRandomness)?;
+    let (word, public) = match kind {
+        KeyKind::IssuerSecret => (
+            "issuer",
+            Some(IssuerKey::from_seed(&secret).public().text()),
+        ),
+        KeyKind::RecipientSecret => {
+            let public = RecipientKey::from_bytes(&secret).public();
+            ("recipient", Some(public.text()))
+        }
+        KeyKind::IssuerPublic | KeyKind::RecipientPublic | KeyKind::StoreSecret => ("store", None),
+    };
+    make_directory(&args.dir)?;
+    let path = |end: &str| args.dir.join(format!("{}.{word}.{end}", args.name));
+    let text = secret_text(kind, &secret);
+    write_file(&path("key"), text.as_bytes(), KEY_MODE, args.force)?;
+    say(out, format_args!("wrote {}", path("key").display()))?;
+    if let Some(public) = public {
+        write_file(
+            &path("pub"),
+            public.as_bytes(),
+            CERTIFICATE_MODE,
+            args.force,
+        )?;
+        say(out, format_args!("wrote {}", path("pub").display()))?;
+    }
+    Ok(())
 }
 
 /// What authority and leaf have in common.

@@ -9,7 +9,7 @@ use reqwest::{Client, Method, Url};
 use serde::Deserialize;
 
 use super::run::json;
-use crate::provider::{HttpCall, Item, ProviderError, ProviderRequest};
+use crate::provider::{Carried, HttpCall, Item, ProviderError, ProviderRequest};
 
 /// What one probe found out; only proofs count. `[R-177]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,7 @@ pub(super) async fn models(client: Client, url: Url, target: &str) -> Finding {
         url,
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
+        credential: Carried::None, // a probe never has one `[D-22]`
     };
     let read = |status, body: &[u8]| match status {
         200 => listed(body, target),
@@ -58,6 +59,7 @@ pub(super) async fn show(client: Client, url: Url, target: &str) -> Finding {
         url,
         headers: json(),
         body: serde_json::json!({ "model": target }).to_string().into(),
+        credential: Carried::None,
     };
     ask(client, request, shown).await
 }

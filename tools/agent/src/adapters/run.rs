@@ -8,7 +8,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 
 use super::{Denied, Instance, Work, ollama, openai};
 use crate::normalized::{Dialect, RunPlan};
-use crate::provider::ProviderRequest;
+use crate::provider::{Carried, ProviderRequest};
 
 impl Instance {
     /// The call that serves a run. Its input and target decide, and nothing of its metadata: that is
@@ -30,6 +30,7 @@ impl Instance {
             url: self.base.join(path)?,
             headers: json(),
             body: body.into(),
+            credential: Carried::None,
         };
         Ok(Work::Run(Box::new(RunPlan {
             dialect: Dialect::Ollama,
@@ -46,6 +47,7 @@ impl Instance {
             url: self.base.join(self.path_of(operation))?,
             headers: json(),
             body,
+            credential: Carried::None,
         };
         let fallback = has_tools.then(|| openai::Fallback {
             method: request.method.clone(),

@@ -18,6 +18,7 @@ use tracing::{debug, error};
 use crate::adapters::{Adapters, Denied, Instance, Work};
 use crate::answer::{Family, Identity, refusal};
 use crate::clock::Clock;
+use crate::credential::{Plane, Sealed};
 use crate::execution::{self, Job, Report};
 use crate::observer::Observer;
 use crate::session::{Fault, Request, Session};
@@ -68,6 +69,8 @@ pub(super) struct Attempts {
     patience: Patience,
     /// Of this process; what makes an attempt's id more than a count.
     nonce: u64,
+    /// `None`: the credential plane is off.
+    pub(super) credentials: Option<Arc<Plane>>,
     observer: Observer,
     gates: Gates,
     runs: Runs,
@@ -92,6 +95,7 @@ impl Attempts {
             clock,
             patience,
             nonce,
+            credentials: None,
             observer: Observer::log(),
             gates: Gates::default(),
             runs: Runs::default(),
@@ -247,11 +251,18 @@ impl Attempts {
         ticket: Ticket,
         request: Request,
     ) -> Result<Admitted, Denied> {
-        let timeouts = request.boundary()?;
+        let timeouts = request.boundary(self.credentials.is_some())?;
         let instance = adapters.get(request.adapter()).cloned();
         let instance = instance.ok_or(Rejection::AdapterUnknown)?;
         let work = match request {
-            Request::Tunnel(request) => instance.resolve_tunnel(*request)?,
+            Request::Tunnel(mut request) => {
+                let credential = core::mem::take(&mut request.credential);
+                let plane = self.credentials.as_ref();
+                let sealed = plane.and_then(|plane| Sealed::of(plane, credential, &request.target));
+                let mut work = instance.resolve_tunnel(*request)?;
+                work.seal(sealed);
+                work
+            }
             Request::Run(request) => instance.resolve_run(*request)?,
         };
         let slot = match self.gates.enter(&instance.name(), ticket) {

@@ -20,6 +20,7 @@ fn setup(delay_us: &'static str, listeners: &'static str) -> Setup {
         nodes: vec!["n1", "n2"],
         listeners,
         environment: vec![("IOP_TEST_TRANSFER_DELAY_US", delay_us)],
+        ..Setup::default()
     }
 }
 

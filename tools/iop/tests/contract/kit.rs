@@ -430,6 +430,14 @@ pub(crate) fn refreshed(node: &mut Node, id: &str, status: RefreshStatus) {
     node.send(&message);
 }
 
+/// The node registers and is dispatch-ready.
+pub(crate) fn register_and_ready(node: &mut Node, name: &str) {
+    node.send(&register(name));
+    expect_accepted(node);
+    node.send(&ready(name));
+    expect_ready(node, true);
+}
+
 /// The next message accepts a registration.
 pub(crate) fn expect_accepted(node: &mut Node) -> RegisterResponse {
     match node.receive() {

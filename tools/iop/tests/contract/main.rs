@@ -8,6 +8,7 @@ mod support;
 
 mod cancel;
 mod commands;
+mod credential;
 mod cut;
 mod disconnect;
 mod dispatch;

@@ -81,6 +81,48 @@ pub fn make_pki(directory: &Directory, nodes: &[&str]) {
     }
 }
 
+/// Makes the keys of a credential plane in `directory/pki`: `e` for the Edge, one per node.
+pub fn make_keys(directory: &Directory, nodes: &[&str]) {
+    let recipients = nodes.iter().map(|&node| ("recipient", node));
+    for (kind, name) in [("issuer", "e"), ("store-key", "e")]
+        .into_iter()
+        .chain(recipients)
+    {
+        let status = iop()
+            .args(["pki", kind, name, "--dir"])
+            .arg(directory.path().join("pki"))
+            .stdout(Stdio::null())
+            .status();
+        assert!(status.expect("iop runs").success(), "iop pki {kind} {name}");
+    }
+}
+
+/// Runs `iop credential` on the Edge's store; what it printed.
+pub fn credential(
+    directory: &Directory,
+    command: &str,
+    slot: &Slot,
+    more: &[&str],
+    secret: &str,
+) -> String {
+    let mut child = iop()
+        .args(["credential", command, "--config"])
+        .arg(directory.path().join("edge.yaml"))
+        .args(["--principal", slot.principal, "--slot", slot.name])
+        .args(more)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("iop runs");
+    let mut input = child.stdin.take().expect("piped");
+    // A command that needs no credential may have ended before.
+    let _unread = input.write_all(secret.as_bytes());
+    drop(input);
+    let output = child.wait_with_output().expect("iop ends");
+    assert!(output.status.success(), "iop credential {command}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
 /// A port nobody listens on right now, below those that outgoing connections are given: nobody takes
 /// it by chance before the Edge does.
 pub fn free_port() -> u16 {
@@ -111,6 +153,20 @@ pub struct Setup {
     /// More lines under `listeners:`.
     pub listeners: &'static str,
     pub environment: Vec<(&'static str, &'static str)>,
+    /// Provider credentials; with any the Edge is managed, and has keys. Its catalog says so.
+    pub slots: Vec<Slot>,
+    /// What it writes goes to `edge.log` and `edge.out` in its directory.
+    pub is_logged: bool,
+}
+
+/// One credential of profile `openai`.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    pub principal: &'static str,
+    pub name: &'static str,
+    pub route: &'static str,
+    pub profile: &'static str,
+    pub secret: &'static str,
 }
 
 pub const CATALOG: &str = "nodes:
@@ -136,6 +192,8 @@ impl Default for Setup {
             nodes: vec!["n1"],
             listeners: "",
             environment: Vec::new(),
+            slots: Vec::new(),
+            is_logged: false,
         }
     }
 }
@@ -190,12 +248,29 @@ impl Edge {
             setup.shards_line(),
         );
         let config = directory.write("edge.yaml", &format!("{head}{}", setup.catalog));
+        if !setup.slots.is_empty() {
+            make_keys(&directory, &setup.nodes);
+        }
+        for slot in &setup.slots {
+            let about = ["--route", slot.route, "--profile", slot.profile];
+            credential(&directory, "add", slot, &about, slot.secret);
+        }
+        let sink = |name: &str| {
+            let file = fs::File::create(directory.path().join(name));
+            Stdio::from(file.expect("a file in the test's directory"))
+        };
+        let (out, log) = if setup.is_logged {
+            (sink("edge.out"), sink("edge.log"))
+        } else {
+            (Stdio::null(), Stdio::inherit())
+        };
         let child = iop()
             .arg("edge")
             .arg("--config")
             .arg(config)
             .envs(setup.environment.iter().copied())
-            .stdout(Stdio::null())
+            .stdout(out)
+            .stderr(log)
             .spawn()
             .expect("iop edge starts");
         let mut edge = Self {
@@ -471,6 +546,8 @@ pub struct Node {
     /// Of the envelope received last.
     pub reply_to: u64,
     pub id: u64,
+    /// Everything the Edge has said, if it is wanted.
+    pub seen: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Node {
@@ -594,6 +671,7 @@ impl Node {
             next_id: 1,
             reply_to: 0,
             id: 0,
+            seen: None,
         }
     }
 
@@ -681,7 +759,12 @@ impl Node {
             let mut bytes = [0; 16 * 1024];
             match self.stream.read(&mut bytes) {
                 Ok(0) => return None,
-                Ok(length) => self.assembler.push(&bytes[..length]),
+                Ok(length) => {
+                    self.assembler.push(&bytes[..length]);
+                    if let Some(seen) = &mut self.seen {
+                        seen.extend_from_slice(&bytes[..length]);
+                    }
+                }
                 Err(error)
                     if matches!(
                         error.kind(),

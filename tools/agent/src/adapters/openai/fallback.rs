@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::normalized::members::{Members, Refused, Why, list, string};
-use crate::provider::ProviderRequest;
+use crate::provider::{Carried, ProviderRequest};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -73,6 +73,7 @@ impl Fallback {
             url,
             headers,
             body,
+            credential: Carried::None,
         };
         Ok((request, text_tools))
     }

@@ -130,6 +130,7 @@ pub(crate) fn config(port: u16, security: Security) -> NodeConfig {
             pool_idle: Duration::from_millis(3_500),
             ca: None,
         },
+        credentials: None,
         log_level: tracing::Level::INFO,
     }
 }
