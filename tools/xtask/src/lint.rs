@@ -28,7 +28,7 @@ pub(crate) struct Wall {
 const EDGE: [&str; 3] = ["proto/src/", "control/src/", "dataplane/src/"];
 const ALL: [&str; 9] = [
     "proto/src/",
-    "lease/src/",
+    "proto/lease/src/",
     "control/src/",
     "dataplane/src/",
     "dataplane/ring/src/",
@@ -133,7 +133,7 @@ const WALLS: [Wall; 15] = [
     },
     Wall {
         name: "leases are pure",
-        inside: &["lease/src/"],
+        inside: &["proto/lease/src/"],
         except: &[],
         words: &[
             "std::net",
