@@ -294,7 +294,7 @@ impl Place {
         let nodes = running.nodes.take().expect("an Edge listens for nodes");
         let text = format!(
             "node_id: {NODE}\nedge:\n  address: \"{nodes}\"\n  trust_domain: {TRUST_DOMAIN}\n  \
-             name: edge-1\npki:\n  ca: pki/ca.crt\n  cert: pki/{NODE}.crt\n  \
+             name: edge-1\npki:\n  ca: pki/ca.crt\n  certificate: pki/{NODE}.crt\n  \
              key: pki/{NODE}.key\n"
         );
         let config = self.write("node.yaml", &text)?;

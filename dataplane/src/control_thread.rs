@@ -22,7 +22,7 @@ use tracing::{error, info};
 use crate::admin::{CommandError, CommandRequest, CommandText, SnapshotRequest};
 use crate::epoch::Epoch;
 use crate::lanes::{ControlEnd, Waker};
-use crate::metrics::ControlMetrics;
+use crate::metrics::{ControlMetric, ControlMetrics};
 use crate::shard::uring::{Completion, Kind, Ring, RingError};
 
 /// Longest sleep, ms: what the published counters may be late by.
@@ -39,6 +39,8 @@ const TICKS_PER_TURN_MAX: usize = 16;
 pub enum Command {
     /// Take another configuration. Control first, then every shard, in order with its effects.
     Reload(Arc<Epoch>),
+    /// A configuration or its certificates could not be taken: it is counted where all is counted.
+    ReloadRefused,
     /// Take the node of that id out; answered with the leases it still finishes.
     DrainNode {
         node_id: String,
@@ -183,6 +185,7 @@ impl Runner {
             };
             match command {
                 Command::Reload(epoch) => self.reload(&epoch),
+                Command::ReloadRefused => self.parts.metrics.inc(ControlMetric::ReloadsRefused),
                 Command::DrainNode { node_id, reply } => {
                     let node = self.parts.control.names().node_by_id(node_id.as_bytes());
                     let control = &mut self.parts.control;

@@ -228,6 +228,7 @@ metrics! {
     Fences: Counter, "iop_edge_node_fences_total", [], "Times a ready node's generation ended.";
     SupersededPending: Counter, "iop_edge_node_superseded_total", [], "Times a node that was not ready yet was put out by a newer connection.";
     Reloads: Counter, "iop_edge_config_reloads_total", [], "Configurations taken since the one at start.";
+    ReloadsRefused: Counter, "iop_edge_config_reloads_refused_total", [], "Configurations and certificates that were read again and not taken.";
     RefreshesSent: Counter, "iop_edge_config_refreshes_sent_total", [], "Configuration refreshes sent to nodes.";
     RefreshesApplied: Counter, "iop_edge_config_refreshes_total", ["result" = "applied"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";
     RefreshesRestartRequired: Counter, "iop_edge_config_refreshes_total", ["result" = "restart_required"], "Configuration refreshes by how they ended; one that was not answered in time may still be.";

@@ -219,6 +219,9 @@ impl State {
                 Ok(request) => {
                     let outcome = self.reload();
                     say(&outcome);
+                    if outcome.is_err() {
+                        self.count_refused();
+                    }
                     if let Some(reply) = request.reply {
                         let _asker_gone = reply.try_send(outcome);
                     }
@@ -308,8 +311,20 @@ impl State {
                 self.parts.front.set(Arc::new(front));
                 info!("certificates reloaded");
             }
-            Err(error) => warn!(%error, "certificates not reloaded, the old ones stay"),
+            Err(error) => {
+                warn!(%error, "certificates not reloaded, the old ones stay");
+                self.count_refused();
+            }
         }
+    }
+
+    fn count_refused(&self) {
+        // Only a control thread that is wedged has no room this long, and that ends the process.
+        let _lost = self
+            .parts
+            .commands
+            .send_timeout(Command::ReloadRefused, TAKEN_WAIT);
+        self.parts.control.ring();
     }
 }
 

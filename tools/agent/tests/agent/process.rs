@@ -114,7 +114,7 @@ async fn a_hangup_reads_the_certificates_again_and_ends_nothing() {
     let directory = first.directory.clone();
     let mut edge = Edge::with(first, &Leaf::of(EDGE_ID)).await;
     let port = edge.listener.local_addr().unwrap().port();
-    let lines = "pki: {ca: ca.pem, cert: node.pem, key: node.key}\n\
+    let lines = "pki: {ca: ca.pem, certificate: node.pem, key: node.key}\n\
                  reconnect: {max_attempts: 0, interval_sec: 1}\n";
     let child = start(&directory, port, lines);
     let conn = edge.ready(payload(vec![])).await;

@@ -120,7 +120,9 @@ fn an_invalid_file_keeps_the_old_configuration_and_is_told_by_line_and_field() {
             .expect("written above")
     );
     assert!(said.contains(&line) && said.contains("targt"), "{said}");
+    world.wait("iop_edge_config_reloads_refused_total", 1);
     world.edge.signal("-HUP");
+    world.wait("iop_edge_config_reloads_refused_total", 2);
     world.serves(&mut node, "only1");
     world.edge.write_catalog(&format!(
         "shards: 1\n{}",
