@@ -120,6 +120,10 @@ fn an_invalid_file_keeps_the_old_configuration_and_is_told_by_line_and_field() {
             .expect("written above")
     );
     assert!(said.contains(&line) && said.contains("targt"), "{said}");
+    // That was read by whoever asked, who looked for the admin listener; now the Edge reads it.
+    let admin = world.edge.admin.to_string();
+    let (done, said) = world.edge.order(&["reload", "--admin", &admin]);
+    assert!(!done && said.contains(&line), "{said}");
     world.wait("iop_edge_config_reloads_refused_total", 1);
     world.edge.signal("-HUP");
     world.wait("iop_edge_config_reloads_refused_total", 2);
@@ -128,9 +132,7 @@ fn an_invalid_file_keeps_the_old_configuration_and_is_told_by_line_and_field() {
         "shards: 1\n{}",
         catalog([1, 1], "limits: {clients_max: 1}\n")
     ));
-    let (done, said) = world
-        .edge
-        .order(&["reload", "--admin", &world.edge.admin.to_string()]);
+    let (done, said) = world.edge.order(&["reload", "--admin", &admin]);
     assert!(done, "{said}");
     let seen = world.wait("iop_edge_config_reloads_total", 1);
     assert_eq!(
