@@ -106,7 +106,7 @@ metrics! {
     EnvelopesCutThrough: Counter, "iop_edge_envelopes_received_total", ["path" = "cut_through"], "Envelopes from nodes: whole in a receive buffer, completed in a carry buffer, cut through, or assembled.";
     EnvelopesAssembled: Counter, "iop_edge_envelopes_received_total", ["path" = "assembled"], "Envelopes from nodes: whole in a receive buffer, completed in a carry buffer, cut through, or assembled.";
     EnvelopesSent: Counter, "iop_edge_envelopes_sent_total", [], "Envelopes handed to node connections.";
-    EnvelopesIgnored: Counter, "iop_edge_envelopes_ignored_total", [], "Envelopes of unknown type from registered nodes.";
+    EnvelopesIgnored: Counter, "iop_edge_envelopes_ignored_total", [], "Envelopes of registered nodes that nothing waits for: of unknown type, unasked, repeated.";
 
     FramesResponseStart: Counter, "iop_edge_frames_total", ["kind" = "response_start"], "Frames of provider answers from nodes, by kind.";
     FramesBody: Counter, "iop_edge_frames_total", ["kind" = "body"], "Frames of provider answers from nodes, by kind.";

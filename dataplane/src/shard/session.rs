@@ -96,6 +96,8 @@ pub(super) struct Session {
     pub not_after: Now,
     /// Control was told that it has.
     pub expiry_told: bool,
+    /// Control was told that the node leaves.
+    leaving_told: bool,
     pub standing: Standing,
     inbound: Inbound,
     partial: Option<&'static mut [u8]>,
@@ -133,6 +135,7 @@ impl Session {
             not_after_unix: i64::MAX,
             not_after: Now::default(),
             expiry_told: false,
+            leaving_told: false,
             standing: Standing::Identified,
             inbound: Inbound::default(),
             partial: None,
@@ -640,10 +643,15 @@ impl Shard {
         Ok(())
     }
 
+    /// Once per session: it leaves for good, and what it may owe control is bounded.
     fn go_away(&mut self, row: usize) {
-        if self.sessions[row].standing == Standing::Ready {
-            let session = self.sessions[row].reference(self.index, row);
+        let session = &mut self.sessions[row];
+        if session.standing == Standing::Ready && !session.leaving_told {
+            session.leaving_told = true;
+            let session = session.reference(self.index, row);
             self.outbox.owe(Event::GoAway { session });
+        } else {
+            self.metrics.inc(ShardMetric::EnvelopesIgnored);
         }
     }
 

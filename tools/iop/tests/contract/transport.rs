@@ -56,6 +56,29 @@ fn s65_after_a_nodes_go_away_its_runs_finish_and_new_ones_go_elsewhere() {
     world.rest();
 }
 
+/// More than any session may owe control, as fast as the socket takes them.
+#[test]
+fn a_node_that_never_stops_saying_that_it_leaves_is_told_from_one_that_says_it_once() {
+    const TIMES: usize = 300_000;
+    let world = World::new(&catalog([4, 2], ""));
+    let mut leaving = world.node("n1");
+    let once = envelope(&Message::GoAway(GoAway { grace_ms: 1 }));
+    leaving.send_bytes(&once.repeat(TIMES));
+    let ignored = "iop_edge_envelopes_ignored_total";
+    let all = (TIMES - 1) as f64;
+    world
+        .edge
+        .wait_metrics("the repeats", |seen| seen.get(ignored) == all);
+    let mut other = world.node("n2");
+    let mut client = world.asks(&chat("m1", false));
+    let mut run = Run::asked(&mut other);
+    run.start(&mut other, 204, &[]);
+    run.end(&mut other);
+    assert_eq!(client.head().expect("an answer").status, 204);
+    drop((leaving, other, client));
+    world.rest();
+}
+
 const POST: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 1\r\n\r\n1";
 
 /// Proves [D-07].
