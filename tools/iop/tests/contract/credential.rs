@@ -9,10 +9,13 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use iop_lease::{Expected, IssuerPublic, LeaseError, Recipient, RecipientKey, Window};
+use iop_proto::domain::HealthEvidence::Unknown;
 use iop_proto::domain::{Credential, CredentialBinding, LeaseEnvelope, Message, TunnelRequest};
 
 use crate::identity::sign;
-use crate::kit::{Run, World, answer, expect_error, expect_nothing, pending, register_and_ready};
+use crate::kit::{
+    Run, World, answer, expect_error, expect_nothing, pending, register_and_ready, stall,
+};
 use crate::support::{Node, Setup, Slot, chat, credential, free_port, http_get, iop};
 
 const SECRET: &str = "sk-canary-0123456789abcdef";
@@ -340,6 +343,32 @@ fn requests(seen: &[Vec<Message>]) -> Vec<(usize, TunnelRequest)> {
         })
     })
     .collect()
+}
+
+/// Proves. The very same stall, without the plane, is asked of the other provider (see
+/// `recovery`).
+#[test]
+fn r343_a_bound_request_that_stalls_is_asked_of_nobody_else() {
+    let second = slot("second", "m1", "other", "sk-second-0123456789");
+    let world = World::with(&setup(4, &[MAIN, second]));
+    let (mut one, mut two) = (world.node("n1"), world.node("n2"));
+    let mut client = world.asks(&chat("m1", false));
+    let request = one.tunnel();
+    let mut run = Run::of(&request);
+    run.stall(&mut one, stall(Unknown, "a1", "t1", None));
+    expect_error(&mut client, 504, "response_stalled", "provider");
+    world.wait(
+        "iop_edge_liveness_recovery_eligibility_total{eligibility=\"credential_bound\"}",
+        1,
+    );
+    expect_nothing(&mut two);
+    assert_eq!(asks(&world), 1.0);
+    drop(client);
+    // A route without a slot is still refused, and asks nobody.
+    let mut client = world.asks(&chat("only1", false));
+    expect_error(&mut client, 403, "credential_missing", "edge");
+    drop((one, two, client));
+    world.rest();
 }
 
 /// Proves.
