@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use iop_control::edge::{Control, HealthNotice, NodeChange, Recovery, RecoveryNotice};
+use iop_control::edge::{Control, HealthNotice, NodeChange, Outcome, Recovery, RecoveryNotice};
 use iop_control::names::Names;
 use iop_control::step::{CommandId, Effect, Out};
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
 use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX};
 use iop_proto::reason::Reason;
 use tokio::sync::oneshot;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::admin::{CommandError, CommandRequest, CommandText, SnapshotRequest};
 use crate::epoch::Epoch;
@@ -81,6 +81,8 @@ pub struct Runner {
     unrung: Vec<bool>,
     /// Who waits for which command, at most `OPERATOR_COMMANDS_MAX`.
     asked: Vec<(CommandId, Asker)>,
+    /// Words whose end control has not told yet; each is of one in `asked`.
+    texts: Vec<CommandText>,
 }
 
 type Asker = oneshot::Sender<Result<CommandText, CommandError>>;
@@ -99,6 +101,7 @@ impl Runner {
             next: 0,
             unrung: vec![false; parts.links.len()],
             asked: Vec::new(),
+            texts: Vec::new(),
             parts,
         })
     }
@@ -233,17 +236,20 @@ impl Runner {
     }
 
     /// Ends of operators' commands: the node's words, or why there are none. A shard sends the
-    /// words before it reports, so those of every end known by now are here.
+    /// words before it reports, so those of every end known by now are here; others are early.
     fn answer_operators(&mut self) {
-        let mut texts: Vec<CommandText> = self.parts.answers.try_iter().collect();
+        self.texts.extend(self.parts.answers.try_iter());
         for (command, end) in self.parts.control.take_finished() {
             let asker = self.asked.iter().position(|&(known, _)| known == command);
             let Some(asker) = asker else { continue };
             let (_, asker) = self.asked.swap_remove(asker);
-            let text = texts.iter().position(|text| text.command == command);
-            let outcome = text.map(|text| texts.swap_remove(text));
+            let text = self.texts.iter().position(|text| text.command == command);
+            let outcome = text.map(|text| self.texts.swap_remove(text));
             let _gone = asker.send(outcome.ok_or_else(|| CommandError::of(end)));
         }
+        let asked = &self.asked;
+        self.texts
+            .retain(|text| asked.iter().any(|&(known, _)| known == text.command));
     }
 
     /// Nothing that control decides under the new configuration reaches a shard before it.
@@ -355,6 +361,10 @@ fn tell_health(names: &Names, notice: &HealthNotice) {
         fault = notice.fault.map_or("", |fault| fault.label()),
         "edge_provider_health_observation"
     );
+    if notice.outcome == Outcome::Lowered {
+        let node = names.node(provider.node).id.as_str();
+        warn!(node, provider = provider.id.as_str(), "provider put aside");
+    }
 }
 
 /// One line per stalled request, at the end of its story. `[R-319]`

@@ -140,7 +140,7 @@ reasons! {
     RegistrationTimeout: "registration_timeout", 0, Peer, Edge, "no registration in time";
     HeartbeatTimeout: "heartbeat_timeout", 0, Peer, Edge, "no byte in time";
     NodeRemoved: "node_removed", 0, Peer, Edge, "the configuration no longer has this node id";
-    NodeDrained: "node_drained", 0, Local, Edge, "the operator drained this node";
+    NodeDrained: "node_drained", 0, Peer, Edge, "the operator drained this node";
     Superseded: "superseded", 0, Peer, Edge, "a newer connection registered this node id";
     PeerClosed: "peer_closed", 0, Peer, Edge, "the peer closed the connection";
     SocketError: "socket_error", 0, Peer, Edge, "the connection broke";
@@ -155,7 +155,7 @@ reasons! {
     AssemblyPoolFull: "assembly_pool_full", 0, Capacity, Edge, "no room to assemble a message";
     ViolationsTooMany: "violations_too_many", 0, Peer, Edge, "too many stream violations";
     ReplyFlood: "reply_flood", 0, Peer, Edge, "more requests than answers could be sent";
-    Stopped: "stopped", 0, Local, Edge, "the edge is shutting down";
+    Stopped: "stopped", 0, Capacity, Edge, "the edge is shutting down";
 }
 
 #[cfg(test)]

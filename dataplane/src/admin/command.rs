@@ -67,6 +67,8 @@ pub struct CommandRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
     Malformed,
+    /// More than `BODY_BYTES_MAX`, or it broke off.
+    TooLong,
     NodeUnknown,
     ProviderUnknown,
     ProviderMissing,
@@ -83,6 +85,7 @@ impl CommandError {
     pub(super) const fn status(self) -> StatusCode {
         match self {
             Self::Malformed | Self::ProviderMissing => StatusCode::BAD_REQUEST,
+            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NodeUnknown | Self::ProviderUnknown => StatusCode::NOT_FOUND,
             Self::NotReady | Self::Busy | Self::NodeLost | Self::Stopped => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -95,6 +98,7 @@ impl CommandError {
     pub(super) const fn label(self) -> &'static str {
         match self {
             Self::Malformed => "command_malformed",
+            Self::TooLong => "command_too_long",
             Self::NodeUnknown => "node_unknown",
             Self::ProviderUnknown => "provider_unknown",
             Self::ProviderMissing => "provider_missing",
@@ -110,6 +114,7 @@ impl CommandError {
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::Malformed => "The body is a JSON object with type and provider.",
+            Self::TooLong => "The body of a command has at most 4 KiB.",
             Self::NodeUnknown => "No such node is configured.",
             Self::ProviderUnknown => "The node has no such provider.",
             Self::ProviderMissing => "capabilities asks about one provider.",

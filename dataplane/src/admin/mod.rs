@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -255,9 +256,13 @@ async fn status(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respon
 async fn command(
     State(shared): State<Arc<Shared>>,
     Path(node): Path<String>,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    match shared.admin.commands.ask(node, &body).await {
+    let asked = match &body {
+        Ok(body) => shared.admin.commands.ask(node, body).await,
+        Err(_) => Err(CommandError::TooLong),
+    };
+    match asked {
         Ok(text) => answer(StatusCode::OK, "application/json", text.into()),
         Err(error) => answer(
             error.status(),

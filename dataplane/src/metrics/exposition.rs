@@ -606,10 +606,13 @@ mod tests {
         let labels = all
             .filter(|info| info.name == name)
             .flat_map(|info| info.labels);
-        labels
-            .filter(|(name, _)| *name == label)
-            .map(|&(_, value)| value)
-            .collect()
+        let mut values = Vec::new();
+        for &(_, value) in labels.filter(|(name, _)| *name == label) {
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        values
     }
 
     /// The table of `docs/metrics.md`.

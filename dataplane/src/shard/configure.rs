@@ -125,13 +125,18 @@ impl Shard {
     }
 
     /// NodeConfigRefreshResponse. One that nobody waits for is dropped. `[wire §4.2]`
-    pub(super) fn refresh_answered(&mut self, row: usize, payload: &[u8]) -> Result<(), Reason> {
+    pub(super) fn refresh_answered(
+        &mut self,
+        row: usize,
+        reply_to: u64,
+        payload: &[u8],
+    ) -> Result<(), Reason> {
         let kind = MessageType::NodeConfigRefreshResponse;
         let answer = map::decode(kind, payload).map_err(|_| Reason::EnvelopeMalformed)?;
         let Message::ConfigRefreshResponse(answer) = answer else {
             return Err(Reason::EnvelopeMalformed);
         };
-        let id = RefreshId::parse(&answer.request_id);
+        let id = RefreshId::parse(&answer.request_id).filter(|id| id.get() == reply_to);
         match id.filter(|&id| self.sessions[row].refreshes.take(id)) {
             None => self.metrics.inc(ShardMetric::EnvelopesIgnored),
             Some(refresh) => {

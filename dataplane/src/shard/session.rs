@@ -587,7 +587,9 @@ impl Shard {
             MessageType::NodeCommandResponse => {
                 self.command_answer(row, view.reply_to, view.payload)
             }
-            MessageType::NodeConfigRefreshResponse => self.refresh_answered(row, view.payload),
+            MessageType::NodeConfigRefreshResponse => {
+                self.refresh_answered(row, view.reply_to, view.payload)
+            }
             other => self.unasked(other, view.payload),
         }
     }

@@ -10,6 +10,7 @@ use crate::text::{NoRoom, Writer};
 const fn kind(reason: Reason) -> &'static str {
     match reason.status() {
         401 => "authentication_error",
+        403 => "permission_error",
         404 => "not_found_error",
         413 => "request_too_large",
         429 => "rate_limit_error",

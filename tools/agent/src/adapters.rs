@@ -344,6 +344,17 @@ impl fmt::Display for CallError {
     }
 }
 
+impl CallError {
+    /// The same without anything that the provider wrote: for the log.
+    pub(crate) fn kind(&self) -> String {
+        match self {
+            Self::Run(RunError::Status { status, .. }) => format!("HTTP status {status}"),
+            Self::Run(RunError::Said { .. }) => "the provider says so in its answer".to_owned(),
+            _ => self.to_string(),
+        }
+    }
+}
+
 impl From<ProviderError> for CallError {
     fn from(error: ProviderError) -> Self {
         Self::Http(error)
@@ -362,6 +373,16 @@ pub(crate) enum Denied {
     Rule(Rejection),
     /// The adapter's server cannot serve this input. `[D-50]`
     Input(Refused),
+}
+
+impl Denied {
+    /// The same without anything that the caller wrote: for the log.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Rule(rejection) => rejection.detail(),
+            Self::Input(_) => "the server cannot express a field of the request, or its value",
+        }
+    }
 }
 
 impl fmt::Display for Denied {

@@ -27,6 +27,7 @@ use crate::clock::Clock;
 use crate::observer::{Observed, Observer};
 use crate::provider::ProviderError;
 use crate::transport::Outbound;
+use crate::trouble;
 
 /// What an attempt tells the main task. At most one of each kind per attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,6 +225,7 @@ impl Driver {
         let mut work = self.work.take().expect("one call per attempt");
         if work.is_managed() {
             if let Err(error) = work.open(&self.instance, self.clock.now()) {
+                trouble::tell(&self.instance.name(), error.detail());
                 self.detail = Some(error.detail().to_owned());
                 return self.returned(Err(Failure::Rejected), orders);
             }
@@ -246,6 +248,7 @@ impl Driver {
 
     fn failed(&mut self, error: CallError, orders: &mut Vec<Order>) {
         if self.attempt.is_undecided() {
+            trouble::tell(&self.instance.name(), &error.kind());
             self.detail = Some(error.to_string());
         }
         let failure = match error {

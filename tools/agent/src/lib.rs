@@ -20,6 +20,7 @@ mod reload;
 mod requests;
 mod session;
 mod transport;
+mod trouble;
 
 use std::process::ExitCode;
 

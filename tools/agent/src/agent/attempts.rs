@@ -23,6 +23,7 @@ use crate::execution::{self, Job, Report};
 use crate::observer::Observer;
 use crate::session::{Fault, Request, Session};
 use crate::transport::Outbound;
+use crate::trouble;
 
 /// A task that is over: an attempt with its ticket, or a refusal that was sent.
 pub(super) type Joined = Result<(tokio::task::Id, Option<Ticket>), JoinError>;
@@ -286,6 +287,7 @@ impl Attempts {
         run_id: String,
         denied: &Denied,
     ) -> Result<(), Fault> {
+        trouble::tell("", denied.kind());
         let detail = denied.to_string();
         let message = refusal(family, run_id, Failure::Rejected, Some(&detail));
         self.say(bulk, Outbound::one_way(message))

@@ -14,7 +14,9 @@ use iop_proto::domain::{
 use iop_proto::reason::Reason;
 use iop_proto::view::TunnelFrameOut;
 
-use crate::support::{Client, DEADLINE, Edge, Head, Metrics, Node, Setup, chat, envelope};
+use crate::support::{
+    Client, DEADLINE, Edge, Head, Metrics, Node, Setup, chat, envelope, envelope_reply,
+};
 
 // ── the Edge under test ──────────────────────────────────────────────────────────────────────────
 
@@ -427,7 +429,8 @@ pub(crate) fn refreshed(node: &mut Node, id: &str, status: RefreshStatus) {
         status,
         message: "because".to_owned(),
     });
-    node.send(&message);
+    let asked = id.parse().unwrap_or(0); // the envelope had the same id
+    node.send_bytes(&envelope_reply(&message, asked));
 }
 
 /// The node registers and is dispatch-ready.

@@ -241,7 +241,7 @@ fn what_needs_a_restart_is_named_and_stays() {
     let mut node = world.node("n1");
     let tail = "limits:\n  output_pool_bytes: 2 MiB\nlog:\n  access: all\ncores: []\n";
     let text = catalog([1, 1], tail);
-    let said = world.edge.reload(&format!("shards: 3\n{text}"));
+    let said = world.edge.reload(&format!("shards: 5\n{text}"));
     for field in ["shards", "limits.output_pool_bytes", "log.access"] {
         assert!(
             said.contains(&format!("needs a restart: {field}")),
