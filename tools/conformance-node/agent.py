@@ -68,6 +68,7 @@ TYPES = {m.DESCRIPTOR.full_name: m for m in [
 ]}
 START, BODY, END, ERROR, USAGE = 1, 2, 3, 4, 5
 CAPABILITIES, TRANSPORT_STATUS, PROVIDER_STATUS = 1, 2, 3
+APPLIED, RESTART_REQUIRED, FAILED = 1, 2, 3
 # What an Edge may send to a node; anything else is a fault of the Edge.
 EDGE_SENDS = {
     "iop.RegisterResponse", "iop.NodeReadyResponse", "iop.RunRequest", "iop.ProviderTunnelRequest", "iop.CancelRequest",
@@ -200,7 +201,8 @@ class Session:
 
     def __init__(self, address, *, ca=None, cert=None, key=None, alpn=ALPN, expect=None, style=PLAIN,
                  ping_every=0.4, mute=False, auto=True, tls=True, tls_max=None, timeout=5.0):
-        self.style, self.ping_every, self.mute, self.auto = style, ping_every, mute, auto
+        self.style, self.ping_every, self.mute = style, ping_every, mute
+        self.auto = {"command", "refresh"} if auto is True else set(auto or ())  # what is answered without being told
         self.inbox, self.cursor = [], 0
         self.changed = threading.Condition()
         self.closed = None          # why, once it is
@@ -355,11 +357,10 @@ class Session:
         self._judge(item)
         if item.type == "iop.transport.Ping" and not self.mute:
             self.send(tp.Pong(seq=message.seq))
-        elif item.type == "iop.NodeCommandRequest" and self.auto:
+        elif item.type == "iop.NodeCommandRequest" and "command" in self.auto:
             self.answer_command(item)
-        elif item.type == "iop.NodeConfigRefreshRequest" and self.auto:
-            self.send(rt.NodeConfigRefreshResponse(request_id=message.request_id, status=rt.NODE_CONFIG_REFRESH_STATUS_APPLIED),
-                      reply_to=item.id)
+        elif item.type == "iop.NodeConfigRefreshRequest" and "refresh" in self.auto:
+            self.answer_refresh(item)
         tunnel = None
         with self.changed:
             if item.type == "iop.ProviderTunnelRequest":
@@ -565,10 +566,18 @@ class Session:
             answer.result.update({"adapter_key": ask.adapter, "target": ask.target, "provider_status": self.health(ask.adapter, ask.target),
                                   "health_observation_seq": str(self.observation()), "adapter": "diagnostic", "instance_key": "diagnostic"})
         elif ask.type == PROVIDER_STATUS:
-            answer.result.update({f"state.{a.name or a.type}": "running" for a in self.config.adapters})
+            answer.result.update({f"state.{a.name or a.type}": "running" for a in self.config.adapters if ask.adapter in ("", a.name or a.type)})
         elif ask.type != TRANSPORT_STATUS:
             answer.error = "unsupported command"
         self.send(answer, reply_to=item.id)
+
+    def answer_refresh(self, item, status=APPLIED, request_id=None, reply_to=None, message=""):
+        """The answer to a refresh, which replaces the whole configuration or, unless APPLIED, none of it."""
+        ask = item.message
+        if status == APPLIED:
+            self.config = ask.config
+        self.send(rt.NodeConfigRefreshResponse(request_id=ask.request_id if request_id is None else request_id, status=status, message=message),
+                  reply_to=item.id if reply_to is None else reply_to)
 
     def close(self, abort=False):
         """Ends the connection: with close_notify and FIN, or by reset."""

@@ -35,7 +35,9 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import agent  # noqa: E402
-from agent import BODY, CAPABILITIES, END, START, Closed, Late, Provider, Session, Style, frame, length_delimited, rt, tp, varint  # noqa: E402
+from agent import (  # noqa: E402
+    APPLIED, BODY, CAPABILITIES, END, FAILED, PROVIDER_STATUS, RESTART_REQUIRED, START, TRANSPORT_STATUS, Closed, Late, Provider,
+    Session, Style, frame, length_delimited, rt, tp, varint)
 
 DOMAIN = "iop.example"
 EDGE_NAME = f"spiffe://{DOMAIN}/edge/edge-1"
@@ -154,7 +156,8 @@ models:
   - {{name: off, providers: [p-off]}}
 limits: {{clients_max: 128, handshakes_max: 16, output_pool_bytes: 32 MiB, body_pool_bytes: 32 MiB, body_bytes_max: 8 MiB, queue_waiters_max: 6}}
 timeouts: {{handshake_ms: 1500, head_ms: 3000, body_ms: 3000, keep_alive_ms: 20000, queue_wait_ms: 1200, write_stall_ms: 1200,
-           heartbeat_ms: 400, dead_ms: 1500, registration_ms: 900, drain_ms: 8000}}
+           heartbeat_ms: 400, dead_ms: 1500, registration_ms: 900, drain_ms: 8000,
+           command_ms: 1500, refresh_ms: 1000}}
 log: {{level: info, access: all}}
 """
 
@@ -177,7 +180,8 @@ class Edge:
         for attempt in range(3):
             self.nodes, self.clients, self.admin = free_ports(3)
             config = self.out / f"{self.name}.yaml"
-            config.write_text(CONFIG.format(nodes=self.nodes, clients=self.clients, admin=self.admin))
+            self.config, self.text = config, CONFIG.format(nodes=self.nodes, clients=self.clients, admin=self.admin)
+            config.write_text(self.text)
             self.log = open(self.out / f"{self.name}.log", "ab")
             self.process = subprocess.Popen([self.iop, "edge", "--config", config], stdout=self.log, stderr=self.log)
             try:
@@ -201,6 +205,19 @@ class Edge:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
+
+    def post(self, path, body=b"", headers=(("x-iop-operator", "conformance"),)):
+        """An order to the admin listener: its status and its JSON."""
+        ask = urllib.request.Request(f"http://{self.host}:{self.admin}{path}", body, dict(headers))
+        try:
+            with urllib.request.urlopen(ask, timeout=10) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def behind(self):
+        """The nodes that do not have the newest configuration, and why."""
+        return {one["node_id"]: one["refresh"] for one in self.status()["edge"]["outdated_nodes"]}
 
     def status(self):
         code, body = self.get("/status")
@@ -479,6 +496,32 @@ class Case:
     def idle(self):
         self.held(0)
 
+    def ask(self, kind, node="n1", **more):
+        """An operator's question to a node, whose answer is waited for elsewhere."""
+        return Asked(self.edge, node, {"type": kind, **more})
+
+    def reload(self, **parts):
+        """The configuration with these parts of CONFIG_PARTS put in; `restore` takes them out again."""
+        self.write(**parts)
+        status, answer = self.edge.post("/reload")
+        equal(status, 200, f"/reload says {answer}; status")
+        return answer
+
+    def write(self, **parts):
+        text = self.edge.text
+        for old, new in parts.values():
+            check(text.count(old) == 1, f"{old!r} is not once in the configuration")
+            text = text.replace(old, new)
+        self.edge.config.write_text(text)
+
+    def restore(self):
+        if self.edge.process.poll() is None and self.edge.config.read_text() != self.edge.text:
+            self.edge.config.write_text(self.edge.text)
+            equal(self.edge.post("/reload")[0], 200, "status of the reload back")
+
+    def behind(self, expected, timeout=4.0):
+        until(f"the nodes behind are {expected}", lambda: self.edge.behind() == expected, timeout)
+
     def finish(self):
         """Everything is let go; nothing may be left of the case at the Edge (leases, runs, waiters)."""
         faults = []
@@ -492,9 +535,46 @@ class Case:
             now = self.edge.metrics()
             return all(now[k] == 0 for k in ("iop_edge_leases_held", "iop_edge_runs", "iop_edge_sessions", "iop_edge_clients"))
         until("the Edge holds no lease, run, node or client", quiet, 8)
+        self.restore()
         granted = self.edge.metric("iop_edge_leases_granted_total")
         equal(self.edge.metric("iop_edge_leases_returned_total"), granted, "leases returned, of those granted")
         check(self.edge.process.poll() is None, "the Edge ended")
+
+
+class Asked(threading.Thread):
+    """An operator who asks a node something over the admin listener."""
+
+    def __init__(self, edge, node, question):
+        super().__init__(daemon=True)
+        self.edge, self.node, self.question, self.got = edge, node, question, None
+        self.start()
+
+    def run(self):
+        began = time.monotonic()
+        try:  # operating.md: a command wants no header
+            self.got = self.edge.post(f"/nodes/{self.node}/commands", json.dumps(self.question).encode(), headers=())
+        except Exception as error:
+            self.got = (type(error).__name__, str(error))
+        self.took = time.monotonic() - began
+
+    def answer(self, timeout=5.0):
+        self.join(timeout)
+        if self.got is None:
+            raise Late(f"the operator has no answer within {timeout} s")
+        return self.got
+
+    def result(self, timeout=5.0):
+        """The fields of a node's own answer."""
+        status, answer = self.answer(timeout)
+        equal(status, 200, f"the command ended as {answer}; status")
+        equal(set(answer), {"node_id", "type", "error", "result"}, "fields of the answer")
+        equal((answer["node_id"], answer["type"]), (self.node, self.question["type"]), "whose answer it is")
+        return answer
+
+    def refused(self, status, code, timeout=5.0):
+        got, answer = self.answer(timeout)
+        equal((got, answer.get("error", {}).get("code") if isinstance(answer.get("error"), dict) else answer), (status, code), "end of the command")
+        check(answer["error"]["message"], "an error without a message")
 
 
 # ---------------------------------------------------------------- identity
@@ -2164,6 +2244,179 @@ def test_request_that_was_never_begun_is_withdrawn_when_its_client_leaves(t):
     equal([c.finish().status for c in clients[:3]], [200] * 3, "statuses")
 
 
+# ---------------------------------------------------------------- commands
+
+def asked(session, timeout=5.0):
+    """The next command with its envelope."""
+    item = session.wait("a command", lambda i: i.type == "iop.NodeCommandRequest", timeout)
+    check(item.id > 0 and item.reply_to == 0, f"a command with id {item.id} and reply_to {item.reply_to}")
+    check(item.message.command_id, "a command without command_id")
+    return item
+
+
+def answered(session, item, error="", command_id=None, reply_to=None, kind=None, **result):
+    session.send(rt.NodeCommandResponse(command_id=item.message.command_id if command_id is None else command_id,
+                                        type=item.message.type if kind is None else kind, error=error, result=result),
+                 reply_to=item.id if reply_to is None else reply_to)
+
+
+# Proves [R-254] [R-255] [R-256] [R-257] [R-194]
+def test_an_operator_asks_and_the_node_answers(t):
+    session = t.ready(auto=())
+    ask = t.ask("capabilities", provider="p1")
+    item = asked(session)
+    equal((item.message.type, item.message.adapter, item.message.target), (CAPABILITIES, "a1", "t1"), "capabilities of p1")
+    session.answer_command(item)
+    answer = ask.result()
+    equal((answer["error"], {k: answer["result"][k] for k in ("adapter_key", "target", "provider_status", "health_observation_seq")}),
+          ("", {"adapter_key": "a1", "target": "t1", "provider_status": "available", "health_observation_seq": "1"}), "answer")
+    equal(answer["result"]["instance_key"], "diagnostic", "the whole answer is shown")
+    ask = t.ask("transport_status")
+    item = asked(session)
+    equal(item.message.type, TRANSPORT_STATUS, "type")
+    answered(session, item, anything="한국어")
+    equal(ask.result()["result"], {"anything": "한국어"}, "transport status")
+    ask = t.ask("provider_status")
+    item = asked(session)
+    equal((item.message.type, item.message.adapter, item.message.target), (PROVIDER_STATUS, "", ""), "status of all")
+    session.answer_command(item)
+    equal(ask.result()["result"], {"state.a1": "running", "state.named": "running", "state.ollama": "running"}, "provider status")
+    ask = t.ask("provider_status", provider="p-named")
+    item = asked(session)
+    equal((item.message.type, item.message.adapter), (PROVIDER_STATUS, "named"), "status of the adapter of p-named")
+    session.answer_command(item)
+    equal(ask.result()["result"], {"state.named": "running"}, "provider status")
+    equal((t.grew("iop_edge_node_commands_total"), t.grew("iop_edge_node_commands_ended_total", how="answered")), (4, 4), "commands")
+
+
+# Proves [R-254] [R-259]
+def test_commands_answered_in_another_order_are_matched(t):
+    session = t.ready(auto=())
+    busy = t.post("one")
+    tunnel = session.tunnel()
+    asks = {p: t.ask("capabilities", provider=p) for p in ("p1", "p-one", "p-two")}  # p-one is full: no matter
+    items = [asked(session) for _ in asks]
+    equal(len({i.message.command_id for i in items}), 3, "different command ids")
+    t.in_flight("p-one", 1)
+    for item in reversed(items):
+        session.answer_command(item)
+    for provider, target in (("p1", "t1"), ("p-one", "t-one"), ("p-two", "t-two")):
+        equal(asks[provider].result()["result"]["target"], target, f"answer about {provider}")
+    tunnel.answer()
+    equal(busy.finish().status, 200, "status")
+    equal(t.grew("iop_edge_leases_granted_total"), 1, "leases granted")
+
+
+# Proves [R-254]
+def test_a_command_that_is_never_answered_ends_in_time(t):
+    session = t.ready(auto=())
+    client = t.post()
+    tunnel = session.tunnel()
+    ask = t.ask("transport_status")
+    item = asked(session)
+    ask.refused(504, "command_timeout")
+    check(1.2 < ask.took < 3.5, f"after {ask.took:.2f} s, not 1.5 s")
+    answered(session, item, late="1")  # dropped
+    ask = t.ask("transport_status")
+    item = asked(session)
+    answered(session, item, fresh="1")
+    equal(ask.result()["result"], {"fresh": "1"}, "the next answer")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status of a request beside it")
+    equal((t.grew("iop_edge_node_commands_ended_total", how="timed_out"), t.grew("iop_edge_node_commands_ended_total", how="answered")), (1, 1), "ends")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-254]
+def test_an_answer_with_another_id_is_none(t):
+    session = t.ready(auto=())
+    ask = t.ask("transport_status")
+    item = asked(session)
+    answered(session, item, command_id="x", reply_to=item.id + 1000, wrong="1")
+    session.ping()
+    check(ask.got is None, f"another command's answer was taken: {ask.got}")
+    answered(session, item, right="1")
+    equal(ask.result()["result"], {"right": "1"}, "the right answer")
+    answered(session, item, again="1")
+    ask = t.ask("transport_status")
+    item = asked(session)
+    answered(session, item, command_id=item.message.command_id + "0", reply_to=item.id + 1000, wrong="1")
+    ask.refused(504, "command_timeout")
+    ask = t.ask("transport_status")
+    answered(session, asked(session), fine="1")
+    equal(ask.result()["result"], {"fine": "1"}, "the next answer")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-254]
+def test_a_node_answers_a_command_with_an_error(t):
+    session = t.ready(auto=())
+    for error in ("unsupported command", "말이 안 됨", "e" * 5000):
+        ask = t.ask("provider_status")
+        answered(session, asked(session), error=error, partial="1")
+        answer = ask.result()  # operating.md: "the node's own words"
+        equal((answer["error"], answer["result"]), (error, {"partial": "1"}), "an answer with an error")
+    ask = t.ask("provider_status")
+    answered(session, asked(session), fine="1")
+    answer = ask.result()
+    equal((answer["error"], answer["result"]), ("", {"fine": "1"}), "the next answer")
+    t.call(session)
+
+
+def test_map_entries_in_every_legal_form(t):
+    session = t.ready(auto=())
+
+    def entry(*parts):
+        return length_delimited(4, b"".join(parts))
+    name, value = (lambda text: length_delimited(1, text.encode())), (lambda text: length_delimited(2, text.encode()))
+    ask = t.ask("capabilities", provider="p1")
+    item = asked(session)
+    payload = b"".join([
+        agent.UNKNOWN[4], entry(value("1"), name("z-value-first")), entry(name("a"), agent.UNKNOWN[0], value("2"), agent.UNKNOWN[1]),
+        entry(name("twice"), value("old")), agent.UNKNOWN[2], entry(name("target"), value("t1")), entry(name("empty")), entry(value("no key")),
+        length_delimited(1, item.message.command_id.encode()), entry(name("twice"), value("new")), agent.UNKNOWN[3], b"\x10\x01",
+        entry(name("named-twice"), name("last-name"), value("x"), value("last")), length_delimited(4, name("padded") + value("3"), pad=4)])
+    session.send_payload("iop.NodeCommandResponse", payload, reply_to=item.id)
+    answer = ask.result()
+    equal(answer["result"], {"z-value-first": "1", "a": "2", "twice": "new", "target": "t1", "empty": "", "": "no key", "last-name": "last", "padded": "3"}, "result")
+    for style in (Style(reverse=True), Style(unknown=True), Style(reverse=True, unknown=True, pad=3, record=1)):
+        session.style = style
+        ask = t.ask("capabilities", provider="p1")
+        session.answer_command(asked(session))
+        equal(ask.result()["result"]["provider_status"], "available", f"answer as {style}")
+
+
+def test_questions_that_cannot_be_asked(t):
+    session = t.pending(auto=())
+    t.ask("transport_status", node="n1").refused(503, "node_not_ready")
+    session.ping()
+    check(not session.has("NodeCommandRequest"), "a pending node was asked")
+    check(session.make_ready().ready, "not ready")
+    t.ask("transport_status", node="n-none").refused(404, "node_unknown")
+    t.ask("capabilities", provider="p-none").refused(404, "provider_unknown")
+    t.ask("capabilities", provider="p2").refused(404, "provider_unknown")  # of another node
+    for question in ({"type": "run"}, {"type": "capabilities"}, {}):
+        ask = Asked(t.edge, "n1", question)
+        equal(ask.answer()[0], 400, f"status of {question}")
+    session.ping()
+    check(not session.has("NodeCommandRequest"), "a question that is none was asked")
+    asks = [t.ask("transport_status") for _ in range(7)]
+    items = [asked(session) for _ in asks]
+    t.ask("transport_status").refused(503, "commands_busy")
+    other = t.ready("n2")
+    t.ask("transport_status", node="n2").result()
+    answered(session, items[3])
+    until("one is answered", lambda: sum(not a.is_alive() for a in asks) == 1)
+    asks.append(t.ask("transport_status"))
+    asked(session)
+    session.close(abort=True)
+    equal(sorted(a.answer()[0] for a in asks), [200] + [503] * 7, "answers when the node is lost")
+    check(sum(a.got[1].get("error", {}) != "" and a.got[1]["error"]["code"] == "node_lost" for a in asks if a.got[0] == 503) == 7, "node_lost")
+    other.ping()
+    session = t.ready()
+    t.ask("transport_status").result()
+
+
 # ---------------------------------------------------------------- the end of the Edge
 
 def test_drain(t):
@@ -2297,6 +2550,11 @@ def main():
                         one.close()
                     except Exception:
                         pass
+                if case:
+                    try:
+                        case.restore()
+                    except Exception as error:
+                        why = why or f"{type(error).__name__}: {error}"
             if function.__name__.startswith("test_drain"):
                 edge.stop()
             took = f" ({time.monotonic() - began:.1f} s)" if arguments.v else ""
