@@ -2417,6 +2417,609 @@ def test_questions_that_cannot_be_asked(t):
     t.ask("transport_status").result()
 
 
+# ---------------------------------------------------------------- configuration refresh
+
+# What a reload puts into the configuration: each a text of it and what stands there instead.
+FRESH = {  # a new adapter, provider and model: a new binding of n1
+    "adapter": ("      - type: ollama\n", "      - {name: fresh, type: openai_compat, base_url: \"http://127.0.0.1:9/fresh\"}\n      - type: ollama\n"),
+    "provider": ("      - {id: p-unused,", "      - {id: p-new, adapter: fresh, target: t-new, capacity: 2}\n      - {id: p-unused,"),
+    "model": ("  - {name: none,", "  - {name: new, providers: [p-new]}\n  - {name: none,"),
+}
+NEWER = {  # the same, and one more adapter, provider and model
+    "adapter": (FRESH["adapter"][0], "      - {name: fresher, type: vllm, base_url: \"http://127.0.0.1:9/fresher\"}\n" + FRESH["adapter"][1]),
+    "provider": (FRESH["provider"][0], "      - {id: p-newer, adapter: fresher, target: t-newer, capacity: 3}\n" + FRESH["provider"][1]),
+    "model": (FRESH["model"][0], "  - {name: newer, providers: [p-newer]}\n" + FRESH["model"][1]),
+}
+MOVED = {"adapter": FRESH["adapter"], "provider": ("{id: p-two, adapter: a1,", "{id: p-two, adapter: fresh,")}  # an old provider on the new adapter
+
+
+def refreshed(session, timeout=5.0):
+    """The next refresh with its envelope."""
+    item = session.wait("a refresh", lambda i: i.type == "iop.NodeConfigRefreshRequest", timeout)
+    check(item.id > 0 and item.message.request_id and item.message.HasField("config"), f"refresh {item}")
+    return item
+
+
+def adapters(config):
+    return {a.name or a.type: a.capacity for a in config.adapters}
+
+
+def waits(t, model):
+    """A request that is not served, but waits for something that serves it."""
+    before = t.grew("iop_edge_queue_entries_total")
+    client = t.post(model)
+    t.wait_grew("iop_edge_queue_entries_total", before + 1)
+    return client
+
+
+def unserved(client, session):
+    equal(client.head().status, 503, "status of a request that nobody may serve")  # queue_wait_ms
+    check(client.header("retry-after"), "503 without Retry-After (D-11)")
+    client.close()
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a binding that is not applied was used")
+
+
+# Proves [R-260] [R-261]
+def test_refresh_comes_only_when_the_payload_of_the_node_differs(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    equal(t.edge.post("/reload", headers=())[0], 403, "status of an order without x-iop-operator")
+    equal(t.reload()["changed"], [], "changes of the same file")
+    t.reload(model=("  - {name: none,", "  - {name: alias, providers: [p1]}\n  - {name: none,"), wait=("stall_timeout_ms: 4321", "stall_timeout_ms: 4322"),
+             health=("health: degraded", "health: poor"), order=("queue_wait_ms: 1200", "queue_wait_ms: 1300"))
+    t.call(one, "alias")
+    equal(t.edge.provider("p-ill")["health"], "poor", "configured health")
+    for session in (one, two):
+        session.ping()
+        check(not session.has("NodeConfigRefreshRequest"), "a refresh although nothing of the payload changed")
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 0, "refreshes")
+    t.reload(capacity=("{id: p2, adapter: a1, target: t2, capacity: 2}", "{id: p2, adapter: a1, target: t2, capacity: 5}"))
+    equal(adapters(refreshed(two).message.config), {"a1": 7}, "payload of n2")
+    t.behind({})
+    t.reload(**FRESH)
+    config = refreshed(one).message.config
+    equal(adapters(config), {"a1": 28, "named": 2, "ollama": 2, "fresh": 2}, "payload of n1")
+    equal(config.runtime.concurrency, 1, "a refresh carries the whole configuration")
+    t.behind({})
+    equal(adapters(refreshed(two).message.config), {"a1": 4}, "n2 goes back")
+    t.call(one, "new")
+    equal((t.grew("iop_edge_config_refreshes_sent_total"), t.grew("iop_edge_config_refreshes_total", result="applied")), (3, 3), "refreshes")
+    for session in (one, two):
+        check(not session.has("NodeConfigRefreshRequest"), "one more refresh")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-260]
+def test_sighup_reloads_and_a_refused_file_changes_nothing(t):
+    session = t.ready()
+    t.write(broken=("{id: p-two, adapter: a1,", "{id: p-two, adapter: nowhere,"), **FRESH)
+    status, answer = t.edge.post("/reload")
+    problem = answer["error"]["problems"][0]
+    equal((status, set(problem)), (422, {"file", "line", "field", "what"}), f"refusal {answer}")
+    t.wait_grew("iop_edge_config_reloads_refused_total")
+    t.edge.process.send_signal(signal.SIGHUP)
+    t.wait_grew("iop_edge_config_reloads_refused_total", 2)
+    equal(t.post("new").head().status, 404, "a model of a refused file")
+    t.call(session)
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 0, "refreshes")
+    t.write(**FRESH)
+    t.edge.process.send_signal(signal.SIGHUP)
+    refreshed(session)
+    t.behind({})
+    t.call(session, "new")
+    equal(t.grew("iop_edge_config_reloads_total"), 1, "reloads")
+
+
+# Proves [R-260] [R-261]
+def test_a_new_binding_is_served_only_after_applied(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    item = refreshed(session)
+    t.behind({"n1": "pending"})
+    equal(t.edge.metric("iop_edge_nodes_outdated"), 1, "iop_edge_nodes_outdated")
+    client = waits(t, "new")
+    t.call(session)  # what was applied before goes on
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a binding that is not applied was used")
+    session.answer_refresh(item)
+    tunnel = session.tunnel()
+    equal((tunnel.request.adapter, tunnel.request.target), ("fresh", "t-new"), "binding")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status of the request that waited")
+    t.behind({})
+    equal(t.edge.metric("iop_edge_nodes_outdated"), 0, "iop_edge_nodes_outdated")
+
+
+def not_applied(t, status, shown):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    session.answer_refresh(refreshed(session), status, message="why not")
+    t.behind({"n1": shown})
+    equal(t.edge.metric("iop_edge_nodes_outdated"), 1, "iop_edge_nodes_outdated")
+    t.wait_grew("iop_edge_config_refreshes_total", result=shown)
+    client = waits(t, "new")
+    t.call(session)
+    unserved(client, session)
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 1, "refreshes: none again by itself")
+    t.reload(**FRESH)  # operating.md: the next reload tries again
+    session.answer_refresh(refreshed(session))
+    t.behind({})
+    t.call(session, "new")
+    # And so does the next connection: its registration carries the newest.
+    t.reload(**NEWER)
+    session.answer_refresh(refreshed(session), status)
+    t.behind({"n1": shown})
+    session.close()
+    session = t.pending(auto={"command"})
+    equal(adapters(session.config)["fresher"], 3, "payload of the next registration")
+    check(session.make_ready().ready, "not ready")
+    t.call(session, "newer")
+    t.behind({})
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 3, "refreshes")
+
+
+# Proves [R-262] [R-263]
+def test_failed_refresh_keeps_the_old_bindings(t):
+    not_applied(t, FAILED, "failed")
+
+
+# Proves [R-262] [R-263]
+def test_refresh_that_needs_a_restart_keeps_the_old_bindings(t):
+    not_applied(t, RESTART_REQUIRED, "restart_required")
+
+
+def test_refresh_answered_with_a_status_nobody_knows(t):
+    session = t.ready(auto={"command"})
+    for status in (0, 77):
+        t.reload(**FRESH)
+        session.answer_refresh(refreshed(session), status)
+        client = waits(t, "new")
+        unserved(client, session)
+        until("n1 is shown as behind", lambda: t.edge.behind().get("n1"))
+    t.call(session)
+    t.reload(**FRESH)
+    session.answer_refresh(refreshed(session))
+    t.call(session, "new")
+
+
+# Proves [R-261]
+def test_late_answer_to_a_refresh_counts_for_its_own_payload(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    first = refreshed(session)
+    t.behind({"n1": "unanswered"})  # refresh_ms
+    equal(t.grew("iop_edge_config_refreshes_total", result="unanswered"), 1, "unanswered refreshes")
+    t.call(session)
+    t.reload(**NEWER)
+    second = refreshed(session)
+    check(second.message.request_id != first.message.request_id and second.id != first.id, "two refreshes of one id")
+    session.answer_refresh(first)
+    t.call(session, "new")
+    client = waits(t, "newer")
+    check(t.edge.behind() == {"n1": "unanswered"} or t.edge.behind() == {"n1": "pending"}, "an answer to an older refresh made the node newest")
+    session.answer_refresh(second)
+    session.tunnel().answer()
+    equal(client.finish().status, 200, "status")
+    t.behind({})
+    # Late, and nothing else was sent meanwhile.
+    t.reload(**FRESH)
+    item = refreshed(session)
+    t.behind({"n1": "unanswered"})
+    session.answer_refresh(item)
+    t.behind({})
+    t.call(session, "new")
+
+
+# Proves [R-261]
+def test_answer_to_another_refresh_is_none(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    item = refreshed(session)
+    for wrong in ("x", item.message.request_id + "0", ""):
+        session.answer_refresh(item, request_id=wrong, reply_to=item.id + 1000)
+    client = waits(t, "new")
+    t.behind({"n1": "pending"})
+    equal(t.grew("iop_edge_config_refreshes_total"), 0, "refreshes that ended")
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "an answer with another request id was taken")
+    session.answer_refresh(item)
+    session.tunnel().answer()
+    equal(client.finish().status, 200, "status")
+    t.behind({})
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-261]
+def test_refresh_answered_twice(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    item = refreshed(session)
+    with session.corked():
+        session.answer_refresh(item)
+        session.answer_refresh(item)
+        session.answer_refresh(item, FAILED)
+    t.call(session, "new")
+    t.behind({})
+    equal([t.grew("iop_edge_config_refreshes_total", result=r) for r in ("applied", "failed")], [1, 0], "results")
+    t.reload(**NEWER)
+    item = refreshed(session)
+    with session.corked():
+        session.answer_refresh(item, FAILED)
+        session.answer_refresh(item)  # FAILED was the answer
+    t.behind({"n1": "failed"})
+    unserved(waits(t, "newer"), session)
+    t.call(session, "new")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-260]
+def test_reloads_during_a_refresh_cause_one_more_with_the_newest(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    item = refreshed(session)
+    t.reload(**NEWER)
+    t.reload(**MOVED)
+    t.reload(**NEWER)
+    session.ping()
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 1, "refreshes while one is outstanding")
+    session.answer_refresh(item)
+    newest = refreshed(session)
+    equal(adapters(newest.message.config)["fresher"], 3, "payload of the second refresh")
+    t.behind({"n1": "pending"})
+    session.answer_refresh(newest)
+    t.behind({})
+    t.call(session, "newer")
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 2, "refreshes")
+    # There and back again: what was answered is the newest, so nothing follows.
+    t.reload()
+    item = refreshed(session)
+    t.reload(**FRESH)
+    t.reload()
+    session.answer_refresh(item)
+    t.behind({})
+    t.call(session)
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 3, "refreshes")
+
+
+# Proves [R-034] [R-264]
+def test_change_while_the_node_is_pending_follows_its_ready(t):
+    session = t.pending(auto={"command"})
+    t.reload(**FRESH)
+    session.ping()
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 0, "refreshes to a pending node")
+    check(session.make_ready().ready, "not ready")
+    item = refreshed(session)
+    client = waits(t, "new")
+    t.call(session)
+    check(not session.has("ProviderTunnelRequest"), "a binding that was not in the registration's payload was used")
+    session.answer_refresh(item)
+    session.tunnel().answer()
+    equal(client.finish().status, 200, "status")
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 1, "refreshes")
+    session.close()
+    session = t.pending(auto={"command"})
+    t.reload()
+    t.reload(**FRESH)  # back to what it was registered with
+    check(session.make_ready().ready, "not ready")
+    t.call(session, "new")
+    equal(t.grew("iop_edge_config_refreshes_sent_total"), 1, "refreshes")
+
+
+# Proves [R-261]
+def test_agent_that_answers_no_refresh_keeps_its_old_bindings(t):
+    session = t.ready(auto=())
+    t.reload(**FRESH)
+    refreshed(session)
+    t.behind({"n1": "unanswered"})
+    for model in ("m1", "two", "named", "m1"):
+        t.call(session, model)
+    unserved(waits(t, "new"), session)
+    equal(t.edge.metric("iop_edge_nodes_outdated"), 1, "iop_edge_nodes_outdated")
+    check(not session.closed, f"closed: {session.closed}")
+    t.reload()  # back: nothing is missing any more
+    t.call(session)
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+# Proves [R-172]
+def test_provider_moved_to_another_adapter(t):
+    session = t.ready(auto={"command"})
+    running = t.post("two")
+    old = session.tunnel()
+    old.start(head=SSE)
+    old.body(b"data: 1\n\n")
+    t.reload(**MOVED)
+    item = refreshed(session)
+    equal((adapters(item.message.config)["a1"], adapters(item.message.config)["fresh"]), (26, 2), "capacities")
+    client = waits(t, "two")
+    t.call(session)
+    old.body(b"data: [DONE]\n\n")
+    old.end()
+    equal(running.finish().ending, "complete", "the running answer")
+    session.ping()
+    check(not session.has("ProviderTunnelRequest"), "a moved binding was used before APPLIED")
+    session.answer_refresh(item)
+    tunnel = session.tunnel()
+    equal((tunnel.request.adapter, tunnel.request.target), ("fresh", "t-two"), "binding")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+    equal(t.grew("iop_edge_leases_returned_total", by="terminal"), 3, "leases returned")
+    # To an adapter that the node has: the payload it applied holds all the binding needs.
+    t.reload(move=("{id: p-two, adapter: a1,", "{id: p-two, adapter: named,"))
+    client = t.post("two")
+    tunnel = session.tunnel()
+    equal(tunnel.request.adapter, "named", "adapter")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status")
+
+
+def test_node_taken_out_of_the_file_is_closed(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    client = t.post("m2")
+    two.tunnel()
+    begin = t.edge.text.index("  - id: n2\n")
+    t.reload(node=(t.edge.text[begin:t.edge.text.index("models:\n")], ""), m2=("  - {name: m2, providers: [p2]}\n", ""), both=(", n2/p-both-2]", "]"))
+    two.wait_closed()
+    equal(client.head().status, 503, "status of a request whose node was taken out")
+    t.call(one)
+    answer = t.session(cert="host-two", expect=EDGE_NAME)
+    try:
+        refusal = answer.register("n2")
+        check(not refusal.accepted, "a node that is not configured was accepted")
+    except (Closed, OSError):
+        pass
+    t.restore()
+    t.call(t.ready("n2"), "m2")
+    t.call(one)
+
+
+# ---------------------------------------------------------------- an operator's drain of a node
+
+def test_operator_drains_a_node(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    t.reload(wait=("queue_wait_ms: 1200", "queue_wait_ms: 8000"))
+    equal(t.edge.post("/nodes/n1/drain", headers=())[0], 403, "status of an order without x-iop-operator")
+    equal(t.edge.post("/nodes/n-none/drain")[0], 404, "status of an unknown node")
+    t.call(one)
+    client = t.post()
+    tunnel = one.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b"data: 1\n\n")
+    client.wait_body(part=b"data: 1\n\n")
+    equal(t.edge.post("/nodes/n1/drain"), (200, {"node_id": "n1", "leases": 1}), "answer to a drain")
+    one.ping()
+    for away in [i.message for i in one.inbox if i and i.type == "iop.transport.GoAway"]:  # the documents do not promise one
+        equal(away.grace_ms, 8000, "grace (drain_ms)")
+    until("n1 is shown as draining", lambda: t.edge.status()["edge"]["draining_nodes"] == ["n1"])
+    waiting = waits(t, "m1")
+    for both in [t.post("both") for _ in range(2)]:
+        two.tunnel().answer()
+        equal(both.finish().status, 200, "status of what another node serves")
+    one.ping()
+    check(not one.has("ProviderTunnelRequest"), "new work for a node that is drained")
+    tunnel.body(b"data: [DONE]\n\n")
+    tunnel.end()
+    equal((bytes(client.finish().body), client.ending), (b"data: 1\n\ndata: [DONE]\n\n", "complete"), "the running answer")
+    one.wait_closed()
+    equal(t.edge.post("/nodes/n1/drain")[0], 409, "status for a node that is not connected")
+    one = t.ready("n1")
+    one.tunnel().answer()
+    equal(waiting.finish().status, 200, "status of the request that waited")
+    until("no node is shown as draining", lambda: t.edge.status()["edge"]["draining_nodes"] == [])
+    t.call(one)
+    equal((t.grew("iop_edge_node_drains_total"), t.grew("iop_edge_node_fences_total")), (1, 1), "drains and fences")
+
+
+def test_idle_node_is_drained_at_once_and_a_pending_one_is_not(t):
+    session = t.pending()
+    equal(t.edge.post("/nodes/n1/drain")[0], 409, "status for a node that is not ready")
+    session.ping()
+    check(session.make_ready().ready, "not ready")
+    equal(t.edge.post("/nodes/n1/drain"), (200, {"node_id": "n1", "leases": 0}), "answer to a drain")
+    session.wait_closed()
+    t.call(t.ready())
+
+
+def test_what_outlives_a_drain_ends_with_an_error(t):
+    session = t.ready()
+    t.reload(grace=("drain_ms: 8000", "drain_ms: 1200"))
+    client = t.post()
+    tunnel = session.tunnel()
+    tunnel.start(head=SSE)
+    tunnel.body(b"data: 1\n\n")
+    client.wait_body(part=b"data: 1\n\n")
+    began = time.monotonic()
+    equal(t.edge.post("/nodes/n1/drain")[0], 200, "status")
+    client.finish()
+    check(1 < time.monotonic() - began < 4, f"after {time.monotonic() - began:.2f} s, not 1.2 s")
+    check(client.ending == "complete" and b"[DONE]" not in client.body and any(b"error" in e for e in sse_events(bytes(client.body))), f"end {bytes(client.body)}")
+    session.wait_closed()
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 1, "leases returned by the fence")
+    t.call(t.ready())
+
+
+# ---------------------------------------------------------------- a second run after a stall
+
+def stalled(t, first, second, act, model="both"):
+    """A request of which one of two nodes says that it stalled; returns the client, the other node and the request."""
+    client = t.post(model, more={"mark": "once"})
+    got = []
+
+    def arrived():
+        for session, other in ((first, second), (second, first)):
+            if session.has("ProviderTunnelRequest"):
+                got.append((session, other))
+                return True
+        return False
+    until("one of the nodes has the request", arrived)
+    session, other = got[0]
+    tunnel = session.tunnel()
+    act(session, tunnel)
+    return client, other, tunnel
+
+
+def eligibility(t, which):
+    t.wait_grew("iop_edge_liveness_recovery_eligibility_total", eligibility=which)
+    equal(t.grew("iop_edge_liveness_recovery_eligibility_total"), 1, "judgements")
+
+
+def test_stalled_request_is_asked_of_another_node_once(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    for n, health in enumerate(("available", "unknown", "unavailable")):  # the last one puts its provider aside
+        client, other, first = stalled(t, one, two, lambda s, r: r.stall(health, seq=s.observation()))
+        again = other.tunnel()
+        check(again.run_id != first.run_id, "the second run has the id of the first")
+        equal((again.request.body, again.request.target, again.request.path, again.request.stream),
+              (first.request.body, "t-both", first.request.path, first.request.stream), "the second request")
+        t.held(1)  # never both
+        first.answer(b"late")  # of a run that is over
+        again.answer(b"recovered")
+        client.finish()
+        equal((client.status, bytes(client.body), client.ending), (200, b"recovered", "complete"), f"answer after {health}")
+        t.wait_grew("iop_edge_liveness_recovery_results_total", n + 1, result="recovered")
+        t.idle()
+    equal(t.grew("iop_edge_liveness_recovery_eligibility_total", eligibility="eligible"), 3, "eligible")
+    equal(t.grew("iop_edge_terminals_total", ending="stalled"), 3, "stalls")
+    for session in (one, two):
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "a third run")
+
+
+def test_second_stall_of_a_request_ends_it(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    client, other, _ = stalled(t, one, two, lambda s, r: r.stall("available", seq=s.observation()))
+    other.tunnel().stall("available", seq=other.observation())
+    client.head()
+    check(client.status >= 500, f"status {client.status}")
+    client.error()
+    t.wait_grew("iop_edge_liveness_recovery_results_total", result="stalled_again")
+    t.idle()
+    for session in (one, two):
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "a third run")
+    equal(t.grew("iop_edge_leases_granted_total"), 2, "leases granted")
+
+
+def test_second_run_that_fails_ends_the_request(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    client, other, _ = stalled(t, one, two, lambda s, r: r.stall("available", seq=s.observation()))
+    other.tunnel().error("provider unreachable")
+    equal(client.head().status, 502, "status")
+    client.error()
+    t.wait_grew("iop_edge_liveness_recovery_results_total", result="failed")
+    for session in (one, two):
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "a third run")
+
+
+def no_second_run(t, act, which, status=None, model="both"):
+    one, two = t.ready("n1"), t.ready("n2")
+    client, other, tunnel = stalled(t, one, two, act, model)
+    client.finish()
+    if status == 200:
+        check(client.status == 200 and b"[DONE]" not in client.body and any(b"error" in e for e in sse_events(bytes(client.body))), f"end {bytes(client.body)}")
+    else:
+        check(client.status >= 500, f"status {client.status}")
+        client.error()
+    if which:
+        eligibility(t, which)
+    t.idle()
+    for session in (one, two):
+        session.ping()
+        check(not session.has("ProviderTunnelRequest") and not session.has("RunRequest"), "the request was asked again")
+    equal(t.grew("iop_edge_leases_granted_total"), 1, "leases granted")
+    equal(t.grew("iop_edge_liveness_recovery_results_total"), 0, "results of second runs")
+
+
+def after_output(*bodies):
+    def act(session, tunnel):
+        tunnel.start(head=SSE)
+        for body in bodies:
+            tunnel.body(body)
+        tunnel.stall("available", seq=session.observation())
+    return act
+
+
+def test_stall_after_output_is_not_asked_again(t):
+    no_second_run(t, after_output(b"data: 1\n\n"), "committed", 200)
+
+
+def test_stall_after_the_head_is_not_asked_again(t):
+    no_second_run(t, after_output(), "committed", 200)
+
+
+def test_stall_without_a_confirmed_fence_is_not_asked_again(t):
+    no_second_run(t, lambda s, r: r.stall("available", seq=s.observation(), fence="unconfirmed"), "fence_unconfirmed")
+
+
+def test_stall_that_says_nothing_of_its_fence_is_not_asked_again(t):
+    no_second_run(t, lambda s, r: r.stall("available", seq=s.observation(), drop=("fence",)), None)
+
+
+def test_stall_of_a_model_that_nobody_else_serves_is_not_asked_again(t):
+    no_second_run(t, lambda s, r: r.stall("available", seq=s.observation()), "no_other_provider", model="m1")
+
+
+def test_stall_with_evidence_of_another_provider_is_not_asked_again(t):
+    no_second_run(t, lambda s, r: r.stall("available", seq=s.observation(), target="t1"), "evidence_rejected")
+
+
+def test_ordinary_error_is_not_asked_again(t):
+    no_second_run(t, lambda s, r: r.error("response_stalled"), None)
+    equal(t.grew("iop_edge_liveness_recovery_eligibility_total", eligibility="eligible"), 0, "eligible")
+
+
+def test_stall_whose_client_has_left_is_not_asked_again(t):
+    one, two = t.ready("n1"), t.ready("n2")
+
+    def leave(session, tunnel):
+        t.opened[-1].close(abort=True)
+        tunnel.wait_cancel()
+        tunnel.stall("available", seq=session.observation())
+    stalled(t, one, two, leave)
+    t.idle()
+    for session in (one, two):
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "a request that nobody waits for was asked again")
+    equal(t.grew("iop_edge_leases_granted_total"), 1, "leases granted")
+
+
+# ---------------------------------------------------------------- old agents beside new ones
+
+# Proves [R-099] [R-254] [R-261]
+def test_old_agent_works_beside_a_new_one(t):
+    # It says ready, and knows no operation, no ExecutionFailure, no command and no refresh.
+    old, new = t.ready("n1", auto=()), t.ready("n2")
+    old.provider = Provider(old=True)
+    t.ask("transport_status", node="n2").result()
+    ask = t.ask("transport_status", node="n1")
+    t.reload(**FRESH, other=("{id: p2, adapter: a1, target: t2, capacity: 2}", "{id: p2, adapter: a1, target: t2, capacity: 3}"))
+    equal(adapters(refreshed(new).message.config), {"a1": 5}, "payload of the new agent")
+    for model, target in (("m1", "t1"), ("two", "t-two"), ("named", "t-named")):
+        client = t.http().send("/v1/chat/completions", b'{"model":"%s","do":"echo"}' % model.encode())
+        client.finish()
+        equal((client.status, bytes(client.body)), (200, b'{"model":"%s","do":"echo"}' % target.encode()), f"answer of the old agent for {model}")
+    equal(old.provider.served, ["/v1/chat/completions", "/v1/chat/completions", "/served/chat"], "what told it what to do")
+    t.call(new, "m2")
+    ask.refused(504, "command_timeout")
+    t.behind({"n1": "unanswered"})
+    old.provider = None
+    for _ in range(3):
+        old.tunnel()  # those it has served by itself
+    client, other, _ = stalled(t, old, new, lambda s, r: r.answer(b"either"))
+    equal(bytes(client.finish().body), b"either", "answer of a shared model")
+    # Its stall is an ordinary error, for whoever gets it.
+    client = t.post("one")
+    old.tunnel().error("response_stalled")
+    check(client.head().status >= 500, f"status {client.status}")
+    client.error()
+    equal(t.edge.provider("p-one")["status"], "available", "p-one")
+    t.call(old, "one")
+    t.ask("transport_status", node="n2").result()
+    check(not old.closed, f"the old agent's connection was closed: {old.closed}")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
 # ---------------------------------------------------------------- the end of the Edge
 
 def test_drain(t):
