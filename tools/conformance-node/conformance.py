@@ -2260,7 +2260,7 @@ def answered(session, item, error="", command_id=None, reply_to=None, kind=None,
                  reply_to=item.id if reply_to is None else reply_to)
 
 
-# Proves [R-254] [R-255] [R-256] [R-257] [R-194]
+# Proves [R-254] [R-194]
 def test_an_operator_asks_and_the_node_answers(t):
     session = t.ready(auto=())
     ask = t.ask("capabilities", provider="p1")
@@ -2460,7 +2460,7 @@ def unserved(client, session):
     check(not session.has("ProviderTunnelRequest"), "a binding that is not applied was used")
 
 
-# Proves [R-260] [R-261]
+# Proves [R-260]
 def test_refresh_comes_only_when_the_payload_of_the_node_differs(t):
     one, two = t.ready("n1"), t.ready("n2")
     equal(t.edge.post("/reload", headers=())[0], 403, "status of an order without x-iop-operator")
@@ -2510,7 +2510,7 @@ def test_sighup_reloads_and_a_refused_file_changes_nothing(t):
     equal(t.grew("iop_edge_config_reloads_total"), 1, "reloads")
 
 
-# Proves [R-260] [R-261]
+# Proves [R-260]
 def test_a_new_binding_is_served_only_after_applied(t):
     session = t.ready(auto={"command"})
     t.reload(**FRESH)
@@ -2558,12 +2558,10 @@ def not_applied(t, status, shown):
     equal(t.grew("iop_edge_config_refreshes_sent_total"), 3, "refreshes")
 
 
-# Proves [R-262] [R-263]
 def test_failed_refresh_keeps_the_old_bindings(t):
     not_applied(t, FAILED, "failed")
 
 
-# Proves [R-262] [R-263]
 def test_refresh_that_needs_a_restart_keeps_the_old_bindings(t):
     not_applied(t, RESTART_REQUIRED, "restart_required")
 
@@ -2582,7 +2580,6 @@ def test_refresh_answered_with_a_status_nobody_knows(t):
     t.call(session, "new")
 
 
-# Proves [R-261]
 def test_late_answer_to_a_refresh_counts_for_its_own_payload(t):
     session = t.ready(auto={"command"})
     t.reload(**FRESH)
@@ -2610,7 +2607,6 @@ def test_late_answer_to_a_refresh_counts_for_its_own_payload(t):
     t.call(session, "new")
 
 
-# Proves [R-261]
 def test_answer_to_another_refresh_is_none(t):
     session = t.ready(auto={"command"})
     t.reload(**FRESH)
@@ -2629,7 +2625,6 @@ def test_answer_to_another_refresh_is_none(t):
     equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
 
 
-# Proves [R-261]
 def test_refresh_answered_twice(t):
     session = t.ready(auto={"command"})
     t.reload(**FRESH)
@@ -2681,7 +2676,7 @@ def test_reloads_during_a_refresh_cause_one_more_with_the_newest(t):
     equal(t.grew("iop_edge_config_refreshes_sent_total"), 3, "refreshes")
 
 
-# Proves [R-034] [R-264]
+# Proves [R-034] [R-265]
 def test_change_while_the_node_is_pending_follows_its_ready(t):
     session = t.pending(auto={"command"})
     t.reload(**FRESH)
@@ -2705,7 +2700,6 @@ def test_change_while_the_node_is_pending_follows_its_ready(t):
     equal(t.grew("iop_edge_config_refreshes_sent_total"), 1, "refreshes")
 
 
-# Proves [R-261]
 def test_agent_that_answers_no_refresh_keeps_its_old_bindings(t):
     session = t.ready(auto=())
     t.reload(**FRESH)
@@ -2721,7 +2715,7 @@ def test_agent_that_answers_no_refresh_keeps_its_old_bindings(t):
     equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
 
 
-# Proves [R-172]
+# Proves [R-160]
 def test_provider_moved_to_another_adapter(t):
     session = t.ready(auto={"command"})
     running = t.post("two")
@@ -2771,6 +2765,78 @@ def test_node_taken_out_of_the_file_is_closed(t):
     t.restore()
     t.call(t.ready("n2"), "m2")
     t.call(one)
+
+
+def judged(t, session, kind, provider, error="", **result):
+    """A command whose answer the Edge has judged when this returns, whatever the operator is told."""
+    ended = t.grew("iop_edge_node_commands_ended_total")
+    t.ask(kind, provider=provider)
+    answered(session, asked(session), error=error, **result)
+    t.wait_grew("iop_edge_node_commands_ended_total", ended + 1)
+
+
+# Proves [R-190]
+def test_evidence_that_comes_too_late_takes_nothing_back(t):
+    session = t.ready(auto=())
+    t.post("ill")
+    session.tunnel().stall("unavailable", seq=session.observation())
+    t.wait_grew("iop_edge_provider_health_transitions_total", to="unavailable")
+    ask = t.ask("capabilities", provider="p-ill")
+    item = asked(session)
+    ask.refused(504, "command_timeout")
+    right = {"adapter_key": "a1", "target": "t-ill", "provider_status": "available"}
+    answered(session, item, **right, health_observation_seq="50")
+    session.ping()
+    judged(t, session, "capabilities", "p1", adapter_key="a1", target="t1", provider_status="available", health_observation_seq="51")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 0, "providers taken back by a late answer")
+    judged(t, session, "capabilities", "p-ill", **right, health_observation_seq="52")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 1, "providers taken back by one in time")
+    # Nor does an answer to a command of an ended connection.
+    t.ask("capabilities", provider="p-ill")
+    item = asked(session)
+    session.close(abort=True)
+    session = t.ready(auto=())
+    t.post("ill")
+    session.tunnel().stall("unavailable", seq=session.observation())
+    t.wait_grew("iop_edge_provider_health_transitions_total", 2, to="unavailable")
+    answered(session, item, **right, health_observation_seq="60")
+    session.ping()
+    judged(t, session, "capabilities", "p1", adapter_key="a1", target="t1", provider_status="available", health_observation_seq="61")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 1, "providers taken back by an answer of the last connection")
+    judged(t, session, "capabilities", "p-ill", **right, health_observation_seq="62")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 2, "providers taken back")
+
+
+# Proves [R-182] [R-183] [R-184] [R-187] [R-189] [R-190] [R-191] [R-192]
+def test_only_fresh_exact_evidence_takes_a_provider_back(t):
+    session = t.ready(auto=())
+    client = t.post("ill")
+    session.observation()
+    seq = session.observation()
+    session.tunnel().stall("unavailable", seq=seq)
+    check(client.head().status >= 500, f"status {client.status}")
+    until("p-ill is put aside", lambda: t.edge.provider("p-ill")["health"] == "unavailable", 3)
+    right = {"adapter_key": "a1", "target": "t-ill", "provider_status": "available"}
+    for name, result, error in [
+            ("without a sequence", {}, ""), ("with the stall's sequence", {"health_observation_seq": str(seq)}, ""),
+            ("with an older sequence", {"health_observation_seq": str(seq - 1)}, ""), ("with a sequence that is no number", {"health_observation_seq": "+9"}, ""),
+            ("of another adapter", {"adapter_key": "named", "health_observation_seq": "90"}, ""),
+            ("of another target", {"target": "t1", "health_observation_seq": "91"}, ""),
+            ("without a target", {"target": "", "health_observation_seq": "92"}, ""),
+            ("that it is unavailable", {"provider_status": "unavailable", "health_observation_seq": "3"}, ""),
+            ("that nothing is known", {"provider_status": "unknown", "health_observation_seq": "4"}, ""),
+            ("in another spelling", {"provider_status": "Available", "health_observation_seq": "5"}, ""),
+            ("with an error", {"health_observation_seq": "6"}, "probe failed")]:
+        judged(t, session, "capabilities", "p-ill", error, **{**right, **result})
+        equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 0, f"providers taken back by an answer {name}")
+    judged(t, session, "provider_status", "p-ill", **right, health_observation_seq="95")
+    judged(t, session, "capabilities", "p1", adapter_key="a1", target="t1", provider_status="available", health_observation_seq="96")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 0, "providers taken back by answers to other questions")
+    client = waits(t, "ill")
+    judged(t, session, "capabilities", "p-ill", **right, health_observation_seq="97")
+    session.tunnel().answer()  # operating.md: it takes the provider back at once
+    equal(client.finish().status, 200, "status of the request that waited")
+    equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 1, "providers taken back")
 
 
 # ---------------------------------------------------------------- an operator's drain of a node
@@ -2984,9 +3050,80 @@ def test_stall_whose_client_has_left_is_not_asked_again(t):
     equal(t.grew("iop_edge_leases_granted_total"), 1, "leases granted")
 
 
+def test_second_run_waits_for_a_place(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    t.reload(wait=("queue_wait_ms: 1200", "queue_wait_ms: 2500"))
+    clients = [t.post("both") for _ in range(4)]  # all places of both providers
+    first = [one.tunnel(), one.tunnel()]
+    second = [two.tunnel(), two.tunnel()]
+    first[0].stall("available", seq=one.observation())
+    eligibility(t, "eligible")
+    two.ping()
+    check(not two.has("ProviderTunnelRequest"), "a second run beyond the capacity")
+    younger = t.post("both")  # the place that the stall left on n1 is free for others, not for the stalled request
+    one.tunnel().answer(b"younger")
+    equal(bytes(younger.finish().body), b"younger", "answer")
+    second[0].answer(b"s0")
+    two.tunnel().answer(b"recovered")
+    first[1].answer(b"f1")
+    second[1].answer(b"s1")
+    equal(sorted(bytes(c.finish().body) for c in clients), [b"f1", b"recovered", b"s0", b"s1"], "answers")
+    t.wait_grew("iop_edge_liveness_recovery_results_total", result="recovered")
+    # Nobody has a place in time.
+    clients = [t.post("both") for _ in range(4)]
+    first = [one.tunnel(), one.tunnel()]
+    second = [two.tunnel(), two.tunnel()]
+    first[0].stall("available", seq=one.observation())
+    t.wait_grew("iop_edge_liveness_recovery_results_total", result="unserved")
+    first[1].answer(b"x")
+    for tunnel in second:
+        tunnel.answer(b"x")
+    equal(sorted(c.head().status for c in clients), [200, 200, 200, 503], "statuses")
+
+
+def test_second_run_has_every_byte_of_a_large_request(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    body = chat("both", pad="한" * 1_000_000, mark="large")
+    client = t.http(timeout=15).send("/v1/chat/completions", body, [("x-request-id", "r-large")])
+    until("one of the nodes has the request", lambda: one.has("ProviderTunnelRequest") or two.has("ProviderTunnelRequest"), 10)
+    first, other = (one, two) if one.has("ProviderTunnelRequest") else (two, one)
+    tunnel = first.tunnel()
+    tunnel.stall("available", seq=first.observation())
+    again = other.tunnel(10)
+    check(again.request.body == tunnel.request.body and len(again.request.body) > 3_000_000, "the body of the second run is another")
+    equal([(h.key, h.value) for h in again.request.headers], [(h.key, h.value) for h in tunnel.request.headers], "headers")
+    again.answer(b"recovered")
+    equal((client.finish().status, bytes(client.body)), (200, b"recovered"), "answer")
+
+
+def test_second_run_after_the_node_is_drained_or_lost(t):
+    one, two = t.ready("n1"), t.ready("n2")
+    client = t.post("both")
+    until("one of the nodes has the request", lambda: one.has("ProviderTunnelRequest") or two.has("ProviderTunnelRequest"))
+    first, other, name = (one, two, "n1") if one.has("ProviderTunnelRequest") else (two, one, "n2")
+    tunnel = first.tunnel()
+    equal(t.edge.post(f"/nodes/{name}/drain")[0], 200, "status")
+    tunnel.stall("available", seq=first.observation())
+    other.tunnel().answer(b"recovered")
+    equal((client.finish().status, bytes(client.body)), (200, b"recovered"), "answer after a drain")
+    first.wait_closed()
+    first = t.ready(name)
+    # The node of the second run is lost: no third.
+    client = t.post("both")
+    until("one of the nodes has the request", lambda: first.has("ProviderTunnelRequest") or other.has("ProviderTunnelRequest"))
+    a, b = (first, other) if first.has("ProviderTunnelRequest") else (other, first)
+    a.tunnel().stall("available", seq=a.observation())
+    b.tunnel()
+    b.close(abort=True)
+    equal(client.head().status, 503, "status when the second node is lost")
+    client.error()
+    a.ping()
+    check(not a.has("ProviderTunnelRequest"), "a third run")
+
+
 # ---------------------------------------------------------------- old agents beside new ones
 
-# Proves [R-099] [R-254] [R-261]
+# Proves [R-099]
 def test_old_agent_works_beside_a_new_one(t):
     # It says ready, and knows no operation, no ExecutionFailure, no command and no refresh.
     old, new = t.ready("n1", auto=()), t.ready("n2")
@@ -3070,6 +3207,24 @@ def test_drain_answers_503_on_open_connections(t):
     tunnel.answer()
     client.finish()
     equal(got, {"kept": 503, "fresh": 503}, "new requests on open connections")
+
+
+# Open: an answer that the Edge has taken (commands_ended: answered) reaches the operator as 502 answer_lost, once in about 250
+def test_answers_of_a_node_are_not_lost_on_their_way_to_the_operator(t):
+    session = t.ready(auto=())
+    stop = threading.Event()
+
+    def scrape():  # makes it likelier, and is not needed
+        while not stop.is_set():
+            t.edge.metrics()
+    threading.Thread(target=scrape, daemon=True).start()
+    try:
+        for n in range(1000):
+            ask = t.ask("transport_status")
+            answered(session, asked(session), n=str(n))
+            equal(ask.result()["result"], {"n": str(n)}, f"answer {n}")
+    finally:
+        stop.set()
 
 
 def test_head_of_up_to_256_kib_is_forwarded(t):
