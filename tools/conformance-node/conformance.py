@@ -2332,7 +2332,8 @@ def test_an_answer_with_another_id_is_none(t):
     session = t.ready(auto=())
     ask = t.ask("transport_status")
     item = asked(session)
-    answered(session, item, command_id="x", reply_to=item.id + 1000, wrong="1")
+    for wrong in ({"command_id": "x", "reply_to": item.id + 1000}, {"command_id": "x"}, {"command_id": ""}, {"reply_to": item.id + 1000}, {"reply_to": 0}):
+        answered(session, item, wrong="1", **wrong)  # wire.md: a reply whose id is not outstanding on that connection is dropped
     session.ping()
     check(ask.got is None, f"another command's answer was taken: {ask.got}")
     answered(session, item, right="1")
@@ -2713,6 +2714,58 @@ def test_agent_that_answers_no_refresh_keeps_its_old_bindings(t):
     t.reload()  # back: nothing is missing any more
     t.call(session)
     equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
+PROFILE = ("              path: /served/chat\n", "              path: /served/new\n            - {name: messages, method: POST, path: /served/messages}\n")
+
+
+# Proves
+def test_operations_of_a_profile_are_used_only_after_applied(t):
+    session = t.ready(auto={"command"})
+
+    def asks(path):
+        client = t.post("named", path=path)
+        tunnel = session.tunnel()
+        tunnel.answer()
+        equal(client.finish().status, 200, "status")
+        return tunnel.request.operation, tunnel.request.path
+    equal(asks("/v1/messages"), ("", "/v1/messages"), "an operation that the profile does not have (D-09)")
+    for status in (FAILED, APPLIED):
+        t.reload(profile=PROFILE)
+        item = refreshed(session)
+        client = waits(t, "named")
+        t.call(session)
+        session.ping()
+        check(not session.has("ProviderTunnelRequest"), "a profile that is not applied was used")
+        session.answer_refresh(item, status)
+        if status == FAILED:
+            unserved(client, session)
+    tunnel = session.tunnel()
+    equal((tunnel.request.operation, tunnel.request.path), ("chat_completions", "/served/new"), "request after APPLIED")
+    tunnel.answer()
+    equal(client.finish().status, 200, "status of the request that waited")
+    equal(asks("/v1/messages"), ("messages", "/served/messages"), "the new operation")
+    again = session.register("n1")  # the payload last sent on this connection
+    check(again.accepted and again.config == item.message.config, "payload of a registration again")
+
+
+def test_node_lost_during_a_refresh_and_a_command(t):
+    session = t.ready(auto=())
+    t.reload(**FRESH)
+    item = refreshed(session)
+    ask = t.ask("transport_status")
+    asked(session)
+    t.behind({"n1": "pending"})
+    session.close(abort=True)
+    ask.refused(503, "node_lost")
+    until("iop_edge_nodes_outdated is 0: it is not connected", lambda: t.edge.metric("iop_edge_nodes_outdated") == 0)
+    t.behind({})
+    session = t.ready(auto=())
+    session.send(rt.NodeConfigRefreshResponse(request_id=item.message.request_id, status=FAILED), reply_to=item.id)  # of the last connection
+    t.call(session, "new")
+    t.behind({})
+    check(not session.has("NodeConfigRefreshRequest"), "a refresh although the registration carried the newest")
+    equal(t.grew("iop_edge_config_refreshes_total", result="failed"), 0, "failed refreshes")
 
 
 # Proves
@@ -3225,6 +3278,19 @@ def test_answers_of_a_node_are_not_lost_on_their_way_to_the_operator(t):
             equal(ask.result()["result"], {"n": str(n)}, f"answer {n}")
     finally:
         stop.set()
+
+
+# Open: an answer to a refresh counts by its request_id alone, whatever its reply_to
+def test_answer_to_a_refresh_with_another_reply_to_is_none(t):
+    session = t.ready(auto={"command"})
+    t.reload(**FRESH)
+    item = refreshed(session)
+    for wrong in (0, item.id + 1000):
+        session.answer_refresh(item, reply_to=wrong)  # wire.md: a reply whose id is not outstanding on that connection is dropped
+    session.ping()
+    equal(t.grew("iop_edge_config_refreshes_total"), 0, "refreshes that ended")
+    session.answer_refresh(item)
+    t.call(session, "new")
 
 
 def test_head_of_up_to_256_kib_is_forwarded(t):
