@@ -2892,6 +2892,49 @@ def test_only_fresh_exact_evidence_takes_a_provider_back(t):
     equal(t.grew("iop_edge_provider_health_transitions_total", to="available"), 1, "providers taken back")
 
 
+def pour(t, models, stop, seen):
+    """Requests one after the other, until told to stop; what became of each goes to `seen`."""
+    def work(model):
+        while not stop.is_set():
+            client = Http(t.edge)
+            try:
+                client.send("/v1/chat/completions", b'{"model":"%s","do":"sse","count":20}' % model.encode()).finish()
+                whole = client.ending == "complete" and client.body == Provider.events(20)
+                seen.append((model, client.status, whole or (client.status != 200 and json.loads(client.body)["error"]["code"])))
+            except Exception as error:
+                seen.append((model, type(error).__name__, str(error)))
+            finally:
+                client.close()
+    threads = [threading.Thread(target=work, args=(m,), daemon=True) for m in models]
+    for one in threads:
+        one.start()
+    return threads
+
+
+def test_traffic_does_not_notice_reloads(t):
+    session = t.ready()
+    session.provider = Provider()
+    stop, seen = threading.Event(), []
+    threads = pour(t, ("m1", "two", "one", "new"), stop, seen)
+    try:
+        for n in range(30):
+            t.reload(**(FRESH, NEWER, {})[n % 3])
+        t.reload(**NEWER)
+        t.behind({})
+        count = len(seen)
+        until("requests go on", lambda: len(seen) > count + 20)
+    finally:
+        stop.set()
+        for one in threads:
+            one.join(8)
+    bad = [s for s in seen if s[0] != "new" and s[1:] != (200, True)]
+    check(not bad, f"{len(bad)} of {len(seen)} requests of models that no reload touched: {bad[:3]}")
+    other = {s[1:] for s in seen if s[0] == "new"} - {(200, True), (404, "model_not_found"), (503, "queue_timeout"), (503, "no_provider_configured")}
+    check(not other, f"ends of requests of a model that comes and goes: {other}")
+    equal(adapters(session.config), {"a1": 28, "named": 2, "ollama": 2, "fresh": 2, "fresher": 3}, "what the node has at the end")
+    equal(t.grew("iop_edge_node_fences_total"), 0, "fences")
+
+
 # ---------------------------------------------------------------- an operator's drain of a node
 
 def test_operator_drains_a_node(t):
@@ -2955,6 +2998,29 @@ def test_what_outlives_a_drain_ends_with_an_error(t):
     session.wait_closed()
     equal(t.grew("iop_edge_leases_returned_total", by="fence"), 1, "leases returned by the fence")
     t.call(t.ready())
+
+
+def test_no_request_is_lost_to_drains(t):
+    one, two = t.ready("n1"), t.ready("n2")  # S-65
+    one.provider = two.provider = Provider()
+    stop, seen = threading.Event(), []
+    threads = pour(t, ["both"] * 4, stop, seen)
+    try:
+        for n in range(12):
+            count = len(seen)
+            until("requests go on", lambda: len(seen) > count + 8)
+            equal(t.edge.post("/nodes/n1/drain")[0], 200, "status of the drain")
+            one.wait_closed()
+            one = t.pending("n1")
+            one.provider = Provider()
+            check(one.make_ready().ready, "not ready")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(8)
+    bad = [s for s in seen if s != ("both", 200, True)]
+    check(not bad, f"{len(bad)} of {len(seen)} requests failed: {bad[:3]}")
+    equal(t.grew("iop_edge_leases_returned_total", by="fence"), 0, "leases returned by a fence")
 
 
 # ---------------------------------------------------------------- a second run after a stall
@@ -3291,6 +3357,19 @@ def test_answer_to_a_refresh_with_another_reply_to_is_none(t):
     equal(t.grew("iop_edge_config_refreshes_total"), 0, "refreshes that ended")
     session.answer_refresh(item)
     t.call(session, "new")
+
+
+# Open: a question of more than 64 KiB is refused as plain text, not as an error of the admin listener
+def test_admin_refuses_a_large_question_in_its_own_words(t):
+    t.ready()
+    with urllib.request.urlopen(urllib.request.Request(f"http://{t.edge.host}:{t.edge.admin}/nodes/n1/commands", b'{"type":"transport_status"}')) as answer:
+        equal(answer.status, 200, "status")
+    try:
+        urllib.request.urlopen(urllib.request.Request(f"http://{t.edge.host}:{t.edge.admin}/nodes/n1/commands", b'{"type":"transport_status"}' + b" " * 70_000))
+        raise Wrong("a question of 70 000 bytes was asked")
+    except urllib.error.HTTPError as error:
+        code, body = error.code, error.read()
+    check(body.startswith(b"{") and json.loads(body)["error"]["code"], f"{code} {body}: not of the form of operating.md")
 
 
 def test_head_of_up_to_256_kib_is_forwarded(t):
