@@ -3328,7 +3328,6 @@ def test_drain_answers_503_on_open_connections(t):
     equal(got, {"kept": 503, "fresh": 503}, "new requests on open connections")
 
 
-# Open: an answer that the Edge has taken (commands_ended: answered) reaches the operator as 502 answer_lost, once in about 250
 def test_answers_of_a_node_are_not_lost_on_their_way_to_the_operator(t):
     session = t.ready(auto=())
     stop = threading.Event()
@@ -3346,7 +3345,6 @@ def test_answers_of_a_node_are_not_lost_on_their_way_to_the_operator(t):
         stop.set()
 
 
-# Open: an answer to a refresh counts by its request_id alone, whatever its reply_to
 def test_answer_to_a_refresh_with_another_reply_to_is_none(t):
     session = t.ready(auto={"command"})
     t.reload(**FRESH)
@@ -3359,7 +3357,6 @@ def test_answer_to_a_refresh_with_another_reply_to_is_none(t):
     t.call(session, "new")
 
 
-# Open: a question of more than 64 KiB is refused as plain text, not as an error of the admin listener
 def test_admin_refuses_a_large_question_in_its_own_words(t):
     t.ready()
     with urllib.request.urlopen(urllib.request.Request(f"http://{t.edge.host}:{t.edge.admin}/nodes/n1/commands", b'{"type":"transport_status"}')) as answer:
