@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use iop_control::names::{
     AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
 };
-use iop_proto::catalog::{Category, OperationSet, ProviderKind};
+use iop_proto::catalog::ProviderKind;
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, ProviderIndex, SessionRef};
 use iop_proto::ids::{ShardIndex, SlotGeneration};
 
@@ -91,21 +91,15 @@ fn model() -> ModelIndex {
 /// One node, `providers` of `capacity` each, one model that all of them serve.
 fn names(providers: usize, capacity: u32, waiters_max: u32) -> Names {
     let provider = |row: usize| ProviderName {
-        id: format!("p{row}"),
-        node: node(),
-        kind: ProviderKind::OpenAiCompat,
-        adapter: "a".into(),
-        target: format!("t{row}"),
-        category: Category::LocalInference,
-        enabled: true,
-        health: "healthy".into(),
         capacity,
         long_capacity: capacity,
-        operations: OperationSet::ALL,
-        profile: Vec::new(),
-        stall_timeout_ms: 0,
-        timeout_s: 0,
-        response_wait_ms: 315_000,
+        ..ProviderName::new(
+            &format!("p{row}"),
+            node(),
+            ProviderKind::OpenAiCompat,
+            "a",
+            &format!("t{row}"),
+        )
     };
     let payload = NodePayload {
         bytes: Vec::new(),

@@ -14,6 +14,7 @@ use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::ids::{ModelIndex, NodeIndex, ProviderIndex};
 use iop_proto::limits::{
     CONFIG_REFRESH_MS, DRAIN_TIMEOUT_MS, MODELS_MAX, NODES_MAX, PROVIDERS_MAX,
+    RESPONSE_WAIT_EXTRA_MS, STALL_TIMEOUT_MS_DEFAULT,
 };
 
 /// One configured node.
@@ -85,6 +86,30 @@ pub struct ProviderName {
     pub timeout_s: u32,
     /// The Edge's wait for the next frame, ms. `[D-29]` `[A-64]`
     pub response_wait_ms: u64,
+}
+
+impl ProviderName {
+    /// An enabled provider of `node` for one request at a time, with nothing else said of it.
+    #[must_use]
+    pub fn new(id: &str, node: NodeIndex, kind: ProviderKind, adapter: &str, target: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            node,
+            kind,
+            adapter: adapter.to_owned(),
+            target: target.to_owned(),
+            category: Category::Api,
+            enabled: true,
+            health: "healthy".to_owned(),
+            capacity: 1,
+            long_capacity: 1,
+            operations: OperationSet::ALL,
+            profile: Vec::new(),
+            stall_timeout_ms: 0,
+            timeout_s: 0,
+            response_wait_ms: STALL_TIMEOUT_MS_DEFAULT + RESPONSE_WAIT_EXTRA_MS,
+        }
+    }
 }
 
 /// An operation of a protocol profile.

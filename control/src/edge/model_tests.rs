@@ -10,7 +10,7 @@
 //! is printed. `cargo xtask model` goes deeper.
 use std::collections::{BTreeMap, VecDeque};
 
-use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
+use iop_proto::catalog::{Operation, ProviderKind};
 use iop_proto::ids::{ClientRef, ModelIndex, SlotGeneration};
 use iop_proto::reason::Reason;
 
@@ -148,22 +148,14 @@ fn node(row: usize) -> NodeIndex {
 }
 
 fn names() -> Names {
-    let provider = |row: usize| ProviderName {
-        id: format!("pv{row}"),
-        node: node(row),
-        kind: ProviderKind::OpenAiCompat,
-        adapter: "a".into(),
-        target: format!("t{row}"),
-        category: Category::Api,
-        enabled: true,
-        health: "healthy".into(),
-        capacity: 1,
-        long_capacity: 1,
-        operations: OperationSet::ALL,
-        profile: Vec::new(),
-        stall_timeout_ms: 0,
-        timeout_s: 0,
-        response_wait_ms: 315_000,
+    let provider = |row: usize| {
+        ProviderName::new(
+            &format!("pv{row}"),
+            node(row),
+            ProviderKind::OpenAiCompat,
+            "a",
+            &format!("t{row}"),
+        )
     };
     let model = |row: usize, providers: &[usize]| ModelName {
         name: format!("m{row}"),

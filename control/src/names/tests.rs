@@ -9,23 +9,13 @@ fn node(id: &str) -> NodeName {
 }
 
 fn provider(id: &str, on: usize) -> Arc<ProviderName> {
-    Arc::new(ProviderName {
-        id: id.into(),
-        node: NodeIndex::new(on).unwrap(),
-        kind: ProviderKind::Vllm,
-        adapter: "a".into(),
-        target: "t".into(),
-        category: Category::Api,
-        enabled: true,
-        health: "healthy".into(),
-        capacity: 1,
-        long_capacity: 1,
-        operations: OperationSet::ALL,
-        profile: Vec::new(),
-        stall_timeout_ms: 0,
-        timeout_s: 0,
-        response_wait_ms: 1,
-    })
+    Arc::new(ProviderName::new(
+        id,
+        NodeIndex::new(on).unwrap(),
+        ProviderKind::Vllm,
+        "a",
+        "t",
+    ))
 }
 
 fn model(name: &str, providers: &[usize]) -> ModelName {

@@ -9,7 +9,7 @@ use iop_control::names::{
 use iop_control::step::{
     CommandAnswer, CommandId, Effect, Eligibility, Ending, Event, Evidence, Handoff, Out, Probed,
 };
-use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
+use iop_proto::catalog::{Operation, ProviderKind};
 use iop_proto::domain::{CommandKind, HealthEvidence, RefreshStatus};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, RunRef};
 use iop_proto::ids::{SessionRef, ShardIndex, SlotGeneration};
@@ -122,21 +122,15 @@ impl World {
     pub(crate) fn provider(mut self, on: usize, capacity: u32) -> Self {
         let row = self.0.providers.len();
         self.0.providers.push(Arc::new(ProviderName {
-            id: format!("pv{row}"),
-            node: node(on),
-            kind: ProviderKind::OpenAiCompat,
-            adapter: "a".into(),
-            target: format!("t{row}"),
-            category: Category::Api,
-            enabled: true,
-            health: "healthy".into(),
             capacity,
             long_capacity: capacity,
-            operations: OperationSet::ALL,
-            profile: Vec::new(),
-            stall_timeout_ms: 0,
-            timeout_s: 0,
-            response_wait_ms: 315_000,
+            ..ProviderName::new(
+                &format!("pv{row}"),
+                node(on),
+                ProviderKind::OpenAiCompat,
+                "a",
+                &format!("t{row}"),
+            )
         }));
         self
     }

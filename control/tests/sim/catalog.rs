@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iop_control::names::{
     AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
 };
-use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
+use iop_proto::catalog::{Operation, OperationSet, ProviderKind};
 use iop_proto::ids::{NodeIndex, ProviderIndex};
 
 use crate::dice::Dice;
@@ -21,22 +21,14 @@ pub(crate) struct Universe {
 impl Universe {
     pub(crate) fn new(dice: &mut Dice) -> Self {
         let nodes = 1 + dice.below(3);
-        let providers = (0..nodes + dice.below(4)).map(|row| ProviderName {
-            id: format!("pv{row}"),
-            node: NodeIndex::new(row % nodes).unwrap(),
-            kind: dice.pick(&ProviderKind::ALL).unwrap(),
-            adapter: format!("a{row}"),
-            target: format!("t{row}"),
-            category: Category::Api,
-            enabled: true,
-            health: "healthy".into(),
-            capacity: 1,
-            long_capacity: 1,
-            operations: OperationSet::ALL,
-            profile: Vec::new(),
-            stall_timeout_ms: 0,
-            timeout_s: 0,
-            response_wait_ms: 315_000,
+        let providers = (0..nodes + dice.below(4)).map(|row| {
+            ProviderName::new(
+                &format!("pv{row}"),
+                NodeIndex::new(row % nodes).unwrap(),
+                dice.pick(&ProviderKind::ALL).unwrap(),
+                &format!("a{row}"),
+                &format!("t{row}"),
+            )
         });
         let providers = providers.collect();
         Self {

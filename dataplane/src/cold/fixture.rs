@@ -6,7 +6,7 @@ use std::sync::Arc;
 use iop_control::names::{
     AdapterName, Gone, ModelName, Names, NodeName, NodePayload, ProviderName, QueueLimits, Waits,
 };
-use iop_proto::catalog::{Category, OperationSet, ProviderKind};
+use iop_proto::catalog::{Category, ProviderKind};
 use iop_proto::ids::{NodeIndex, ProviderIndex};
 
 pub(crate) fn names() -> Arc<Names> {
@@ -25,21 +25,14 @@ pub(crate) fn names() -> Arc<Names> {
             }),
         }],
         providers: vec![Arc::new(ProviderName {
-            id: "pv1".into(),
-            node: NodeIndex::new(0).unwrap(),
-            kind: ProviderKind::Vllm,
-            adapter: "vllm".into(),
-            target: "weights".into(),
             category: Category::LocalInference,
-            enabled: true,
-            health: "healthy".into(),
-            capacity: 1,
-            long_capacity: 1,
-            operations: OperationSet::ALL,
-            profile: Vec::new(),
-            stall_timeout_ms: 0,
-            timeout_s: 0,
-            response_wait_ms: 1_000,
+            ..ProviderName::new(
+                "pv1",
+                NodeIndex::new(0).unwrap(),
+                ProviderKind::Vllm,
+                "vllm",
+                "weights",
+            )
         })],
         models: vec![ModelName {
             name: "say \"hi\"".into(),
