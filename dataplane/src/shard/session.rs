@@ -681,11 +681,21 @@ impl Shard {
             return;
         };
         self.sessions[row].replies_owed -= 1;
+        if node.is_some_and(|node| !self.is_certified(row, node)) {
+            return self.close_session(row, Reason::NodeNotCertified);
+        }
         if refusal.is_none() && self.sessions[row].standing == Standing::Identified {
             self.sessions[row].standing = Standing::Pending;
         }
         let queued = self.queue_register_response(row, reply_to, node, refusal);
         self.after_reply(row, queued, refusal.filter(|_| close));
+    }
+
+    /// The session's certificate is the node's by the present table. The claim was judged by the table
+    /// of its time; if another came between the two, control has put it before this answer. `[D-39]`
+    fn is_certified(&self, row: usize, node: NodeIndex) -> bool {
+        let name = self.sessions[row].certificate_name.as_ref();
+        name.is_none_or(|name| self.config.names.node_by_certificate(name) == Some(node))
     }
 
     pub(super) fn ready_reply(
@@ -882,3 +892,6 @@ impl Shard {
 fn announced(prefix: [u8; PREFIX]) -> Result<u32, Reason> {
     envelope_len(prefix, ENVELOPE_TO_EDGE_BYTES_MAX).map_err(|error| error.reason())
 }
+
+#[cfg(test)]
+mod tests;
