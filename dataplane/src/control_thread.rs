@@ -383,7 +383,8 @@ fn tell_recovery(names: &Names, notice: &RecoveryNotice) {
 fn provider_of(names: &Names, node: NodeIndex, id: &str) -> Option<ProviderIndex> {
     let mut rows = names.providers.iter();
     let row = rows.position(|provider| provider.node == node && provider.id == id)?;
-    ProviderIndex::new(row)
+    // The row of one that is gone stays, and nobody knows it.
+    ProviderIndex::new(row).filter(|&provider| names.has_provider(provider))
 }
 
 fn push(links: &mut [ControlEnd], unrung: &mut [bool], effect: Effect) {
@@ -500,6 +501,21 @@ mod tests {
             }
         }
         panic!("it never comes to rest");
+    }
+
+    #[test]
+    fn an_operator_finds_a_provider_by_its_node_while_it_is_configured() {
+        let with = fixture::names();
+        let (node, other) = (NodeIndex::new(0).unwrap(), NodeIndex::new(1).unwrap());
+        assert_eq!(provider_of(&with, node, "pv1"), ProviderIndex::new(0));
+        assert_eq!(provider_of(&with, other, "pv1"), None);
+        let mut without = Names::clone(&with);
+        without.providers.clear();
+        without.models.clear();
+        let gone = with.succeed(&without).unwrap().names;
+        assert_eq!(provider_of(&gone, node, "pv1"), None, "gone with its file");
+        let back = gone.succeed(&with).unwrap().names;
+        assert_eq!(provider_of(&back, node, "pv1"), ProviderIndex::new(0));
     }
 
     /// Proves [S-72], [D-48].

@@ -103,7 +103,7 @@ impl Control {
                 let outcome = record.stall(health, seq);
                 if outcome == Outcome::Lowered && is_present {
                     self.offer(provider);
-                    self.probe_later(now, provider);
+                    self.probe_as_bound(now, provider);
                 }
                 let handoff = Handoff { provider, health };
                 (Some(handoff), Some(decided(Some(health), outcome, None)))

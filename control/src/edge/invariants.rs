@@ -130,7 +130,7 @@ impl Control {
     }
 
     /// I2.1 and I2.5 of the overlay; commands of live generations alone; a probe in sight for each
-    /// overlay, and for nothing else.
+    /// overlay of an enabled provider, and for nothing else.
     fn check_health(&self) -> Result<(), Violation> {
         for (provider, resource) in self.resources.all() {
             let record = *resource.bindings.record();
@@ -145,7 +145,7 @@ impl Control {
             let is_probed = probe != Probe::Idle;
             holds!(
                 "index",
-                is_probed == record.is_lowered(),
+                is_probed == (resource.enabled && record.is_lowered()),
                 "{provider:?} has {record:?} and {probe:?}"
             );
             let asked = self.prober.asked(resource.node).map(|(_, about)| about);

@@ -1,4 +1,5 @@
-//! The prober: asks about each overlaid binding until it is found again. `[D-58]`
+//! The prober: asks about each overlaid binding of an enabled provider until it is found again.
+//! `[D-58]`
 //!
 //! ```text
 //! Idle --lowered--> Waiting --due--> Asked --not found: twice as long--> Waiting
@@ -15,7 +16,7 @@ use crate::step::{CommandId, Out};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Probe {
-    /// No overlay, nothing to ask.
+    /// No overlay, or disabled: nothing to ask.
     #[default]
     Idle,
     Waiting {
@@ -81,11 +82,6 @@ impl Prober {
 }
 
 impl Control {
-    /// The overlay was put on: the binding is asked about in a while.
-    pub(super) fn probe_later(&mut self, now: Now, provider: ProviderIndex) {
-        self.wait_to_probe(now, provider, PROBE_FIRST_MS);
-    }
-
     fn wait_to_probe(&mut self, now: Now, provider: ProviderIndex, wait_ms: u64) {
         let at = now.after_ms(self.prober.jittered(wait_ms));
         self.timers.set(at, Timer::Probe(provider));
@@ -100,14 +96,15 @@ impl Control {
         self.prober.set(provider, Probe::Idle);
     }
 
-    /// Asks about the provider exactly if its present binding is overlaid: it may be another since a
-    /// reload.
+    /// Asks about the provider exactly if it is enabled and its present binding overlaid: a reload may
+    /// have changed either. Of a disabled one no proof counts, and asking would only hold up others.
     pub(super) fn probe_as_bound(&mut self, now: Now, provider: ProviderIndex) {
-        let is_lowered = self.resources.get(provider).bindings.record().is_lowered();
+        let resource = self.resources.get(provider);
+        let is_sought = resource.enabled && resource.bindings.record().is_lowered();
         let is_probed = self.prober.get(provider) != Probe::Idle;
-        if is_lowered && !is_probed {
-            self.probe_later(now, provider);
-        } else if !is_lowered && is_probed {
+        if is_sought && !is_probed {
+            self.wait_to_probe(now, provider, PROBE_FIRST_MS);
+        } else if !is_sought && is_probed {
             self.stop_probe(provider);
         }
     }

@@ -52,7 +52,7 @@ pub(crate) enum Live {
 #[derive(Clone, Debug)]
 pub(crate) struct Resource {
     pub(crate) node: NodeIndex,
-    enabled: bool,
+    pub(crate) enabled: bool,
     /// The node holds a configuration that has what the provider's requests ask it for.
     applied: bool,
     pub(crate) capacity: u32,

@@ -1,6 +1,9 @@
 //! Questions to nodes: who may be asked, what ends a question, and when an overlaid binding is
 //! asked about again.
+use std::sync::Arc;
+
 use iop_control::edge::{CommandEnd, CommandRefusal};
+use iop_control::names::Names;
 use iop_control::step::{CommandAnswer, CommandId, Effect, Event, Out};
 use iop_proto::domain::CommandKind;
 use iop_proto::domain::HealthEvidence::Unavailable;
@@ -9,7 +12,9 @@ use iop_proto::limits::{
     COMMAND_MS, COMMANDS_PER_NODE_MAX, OPERATOR_COMMANDS_MAX, PROBE_FIRST_MS, PROBE_LONGEST_MS,
 };
 
-use crate::rig::{Rig, World, available, commands, node, provider, session, small};
+use crate::rig::{
+    Rig, World, available, commands, drop_provider, evidence, node, provider, session, small,
+};
 
 fn told(rig: &mut Rig, session: SessionRef, command: CommandId) {
     let answer = CommandAnswer::Told;
@@ -239,4 +244,64 @@ fn d58_a_nodes_bindings_are_asked_about_one_at_a_time() {
     let other = provider(1 - asked.row());
     assert_eq!(next.len(), 1);
     assert_eq!((next[0].0, next[0].2), (session(1), Some(other)));
+}
+
+/// Nothing clears the overlay of a disabled or removed provider, so nothing is asked about it; enabled
+/// again it is asked about as before.
+#[test]
+fn d58_a_disabled_or_removed_provider_is_not_asked_about_and_holds_nobody_up() {
+    let enable =
+        |enabled| move |file: &mut Names| Arc::make_mut(&mut file.providers[0]).enabled = enabled;
+    for removed in [false, true] {
+        let mut rig = World::new(1)
+            .provider(0, 1)
+            .provider(0, 1)
+            .model(&[0])
+            .model(&[1])
+            .rig();
+        rig.up(session(1), 0);
+        rig.stall(0, Unavailable, 1);
+        let mut row = None;
+        let gone = rig.reload(|file| {
+            row = Some(Arc::clone(&file.providers[0]));
+            if removed {
+                drop_provider(file, 0);
+            } else {
+                enable(false)(file);
+            }
+        });
+        assert_eq!(commands(&gone), []);
+        assert_eq!(commands(&rig.pass_ms(10 * PROBE_LONGEST_MS)), []);
+        rig.stall(1, Unavailable, 2);
+        let (waited, command) = next_probe(&mut rig);
+        assert!(waited <= 6_500, "it waits for nobody: {waited}");
+        assert_eq!(rig.answers(session(1), command, available(3)), []);
+        rig.reload(|file| {
+            if removed {
+                file.providers.push(row.take().unwrap());
+            } else {
+                enable(true)(file);
+            }
+        });
+        let (_, command) = next_probe(&mut rig);
+        rig.answers(session(1), command, available(4));
+        assert_eq!(rig.shown(0).capacity, 1, "found");
+    }
+}
+
+/// The overlay comes while the provider is disabled, from a run that it had before.
+#[test]
+fn d58_an_overlay_of_a_disabled_provider_is_asked_about_once_it_is_enabled() {
+    let mut rig = small(1);
+    rig.up(session(1), 0);
+    let run = rig.run(1, 0);
+    rig.begun(run);
+    rig.reload(|file| Arc::make_mut(&mut file.providers[0]).enabled = false);
+    rig.stalls(run, 1, evidence(Unavailable, 1));
+    assert_eq!(commands(&rig.pass_ms(10 * PROBE_LONGEST_MS)), []);
+    rig.reload(|file| Arc::make_mut(&mut file.providers[0]).enabled = true);
+    let (waited, command) = next_probe(&mut rig);
+    assert!(waited <= 6_500, "{waited}");
+    rig.answers(session(1), command, available(2));
+    assert_eq!(rig.shown(0).capacity, 1);
 }
