@@ -63,6 +63,15 @@ impl<T> Slab<T> {
 
     /// The row, only if `generation` is its present tenant's.
     #[must_use]
+    pub fn get(&self, slot: u32, generation: SlotGeneration) -> Option<&T> {
+        let row = self.rows.get(slot as usize)?;
+        row.value
+            .as_ref()
+            .filter(|_| row.generation == Some(generation))
+    }
+
+    /// As `get`.
+    #[must_use]
     pub fn get_mut(&mut self, slot: u32, generation: SlotGeneration) -> Option<&mut T> {
         let row = self.rows.get_mut(slot as usize)?;
         if row.generation == Some(generation) {
@@ -122,11 +131,13 @@ mod tests {
         let (slot, first) = slab.insert('a').unwrap();
         assert_eq!(slab.insert('b'), None, "one row only");
         assert_eq!(slab.get_mut(slot, first), Some(&mut 'a'));
+        assert_eq!(slab.get(slot, first), Some(&'a'));
         assert_eq!(slab.remove(slot, first), Some('a'));
         assert_eq!(slab.remove(slot, first), None);
         let (again, second) = slab.insert('c').unwrap();
         assert_eq!((again, second), (slot, first.next().unwrap()));
         assert_eq!(slab.get_mut(slot, first), None);
+        assert_eq!(slab.get(slot, first), None);
         assert_eq!(slab.remove(slot, first), None);
         assert_eq!(
             (slab.used(), slab.iter().copied().collect()),

@@ -83,9 +83,9 @@ impl Commands {
         self.of_node.resize(nodes, Vec::new());
     }
 
-    pub(crate) fn get(&mut self, command: CommandId) -> Option<Row> {
+    pub(crate) fn get(&self, command: CommandId) -> Option<Row> {
         let (slot, generation) = command.place()?;
-        self.rows.get_mut(slot, generation).copied()
+        self.rows.get(slot, generation).copied()
     }
 
     /// Room for one more: a node's own probe always has a place beside those of operators.

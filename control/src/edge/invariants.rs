@@ -148,13 +148,19 @@ impl Control {
                 is_probed == (resource.enabled && record.is_lowered()),
                 "{provider:?} has {record:?} and {probe:?}"
             );
-            let asked = self.prober.asked(resource.node).map(|(_, about)| about);
-            let is_asked = matches!(probe, Probe::Asked { .. });
+            let asked = self.prober.asked(resource.node);
+            let moves = match probe {
+                Probe::Idle | Probe::Waiting { .. } => true,
+                Probe::Due { .. } => asked.is_some(),
+                Probe::Asked { .. } => asked.is_some_and(|(_, about)| about == provider),
+            };
             holds!(
                 "index",
-                !is_asked || asked == Some(provider),
+                moves,
                 "{provider:?} is {probe:?} and {asked:?} is asked"
             );
+            let ends = asked.is_none_or(|(command, _)| self.commands.get(command).is_some());
+            holds!("index", ends, "{asked:?} is asked and nobody will answer");
         }
         for row in self.commands.rows() {
             let owner = self.registry.owner(row.node);
