@@ -81,6 +81,19 @@ fn a_successor_keeps_rows_marks_what_is_gone_and_takes_it_back() {
 }
 
 #[test]
+fn a_certificate_name_passes_from_a_node_that_is_gone_to_another() {
+    let first = table(&["n1", "n2"], &[], &[]);
+    let mut fresh = table(&["n2", "n9"], &[], &[]);
+    fresh.nodes[1].certificate_name = "n1".into();
+    let names = first.succeed(&fresh).unwrap().names;
+    assert_eq!(row(names.node_by_id(b"n9")), Some(2));
+    assert_eq!(row(names.node_by_certificate("n1")), Some(2));
+    assert_eq!(names.node_by_certificate("n9"), None, "the id is no name");
+    let back = names.succeed(&first).unwrap().names;
+    assert_eq!(row(back.node_by_certificate("n1")), Some(0));
+}
+
+#[test]
 fn a_provider_that_moves_to_another_node_is_another_provider() {
     let first = table(&["n1", "n2"], &[("p", 0)], &[]);
     let fresh = table(&["n1", "n2"], &[("p", 1)], &[]);
