@@ -205,10 +205,48 @@ impl Bindings {
 
 #[cfg(test)]
 mod tests {
+    use iop_proto::catalog::ProviderKind;
+    use iop_proto::ids::NodeIndex;
+
     use super::*;
 
     fn seq(value: u64) -> Option<NonZeroU64> {
         NonZeroU64::new(value)
+    }
+
+    #[test]
+    fn a_binding_that_comes_back_has_its_record_until_sixteen_others_stood_behind_it() {
+        for others in [1, BINDINGS_EARLIER_MAX, BINDINGS_EARLIER_MAX + 1] {
+            let node = NodeIndex::new(0).unwrap();
+            let to = |target: usize| {
+                let target = format!("t{target}");
+                Arc::new(ProviderName::new(
+                    "p",
+                    node,
+                    ProviderKind::Vllm,
+                    "a",
+                    &target,
+                ))
+            };
+            let mut bindings = Bindings::new(&to(0));
+            let first = bindings.present();
+            let outcome = bindings
+                .record_mut()
+                .stall(HealthEvidence::Unavailable, seq(7));
+            assert_eq!(outcome, Outcome::Lowered);
+            for target in 1..=others {
+                bindings.bind(&to(target));
+                assert!(bindings.record().is_new(), "of its own");
+                assert!(bindings.earlier.len() <= BINDINGS_EARLIER_MAX);
+            }
+            let is_known = others <= BINDINGS_EARLIER_MAX;
+            assert_eq!(bindings.record_of(first).is_some(), is_known, "{others}");
+            bindings.bind(&to(0));
+            assert_eq!(bindings.present() == first, is_known, "{others}");
+            assert_eq!(bindings.record().is_lowered(), is_known, "{others}");
+            assert_eq!(bindings.record().is_new(), !is_known, "{others}");
+            assert!(bindings.earlier.len() <= BINDINGS_EARLIER_MAX);
+        }
     }
 
     /// Proves.
