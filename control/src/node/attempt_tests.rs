@@ -705,7 +705,7 @@ fn history(hard_ms: u64, path: &[u8]) {
             1 => signals.cancelled = true,
             2 => signals.ended = true,
             3 => now = now.after_ms(2_000),
-            4 | 5 if attempt.resource == Resource::Calling => {
+            4 if attempt.resource == Resource::Calling => {
                 let output = if attempt.head {
                     Output::Body
                 } else {
@@ -716,6 +716,10 @@ fn history(hard_ms: u64, path: &[u8]) {
                     trace.sequence += 1;
                     assert_eq!(sequence, trace.sequence);
                 }
+                continue;
+            }
+            5 if attempt.resource == Resource::Calling => {
+                attempt.received();
                 continue;
             }
             6 if attempt.resource == Resource::Calling => {
