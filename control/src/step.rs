@@ -41,7 +41,8 @@ pub enum EvidenceFault {
     Sequence,
     /// It fits more than one binding of the node, or none. `[R-188]`
     Ambiguous,
-    /// Its lease or its question belongs to a generation that has ended. `[R-157]`
+    /// Its lease or its question belongs to a generation that has ended, `[R-157]` or to a binding that
+    /// the provider has no longer.
     NotCurrent,
 }
 
