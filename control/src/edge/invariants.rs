@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 
 use iop_proto::ids::NodeIndex;
 
-use super::class::Class;
 use super::lease::Phase;
 use super::probe::Probe;
+use super::queue::Place;
 use super::resource::Live;
 use super::{Control, Timer};
 
@@ -230,26 +230,24 @@ impl Control {
         let mut waiting = 0;
         for model in self.queue.models() {
             let (mut queued, mut long, mut bytes) = (0, 0, 0);
-            for class in Class::all() {
-                for (place, waiter) in self.queue.line(model, class) {
+            for line in self.queue.lines(model) {
+                let mut key = None;
+                for (place, waiter) in line {
                     queued += 1;
-                    long += u32::from(class.is_long());
+                    long += u32::from(place.class.is_long());
                     bytes += u64::from(waiter.body_bytes);
                     let known = self.queue.place_of(waiter.client);
                     holds!(
                         "I3.2",
-                        known == Some(place),
-                        "{waiter:?} is known at {known:?}"
+                        known == Some(place) && place.model == model,
+                        "{waiter:?} at {place:?} is known at {known:?}"
                     );
+                    let own = place.line();
+                    let is_own = key.is_none_or(|key| key == own);
+                    holds!("index", is_own, "{place:?} stands among {key:?}");
+                    key = Some(own);
                 }
-            }
-            for (place, waiter) in self.queue.again(model) {
-                queued += 1;
-                long += u32::from(place.class.is_long());
-                bytes += u64::from(waiter.body_bytes);
-                let known = self.queue.place_of(waiter.client);
-                let is_own = known == Some(place) && waiter.without.is_some();
-                holds!("I3.2", is_own, "{waiter:?} is known at {known:?}");
+                holds!("index", key.is_some(), "a line of {model:?} is empty");
             }
             let counted = (self.queue.waiting(model), self.queue.waiting_bytes(model));
             let same = counted == ((queued, long), bytes);
@@ -281,35 +279,29 @@ impl Control {
     }
 
     /// I3.7 and D-16: the next to be granted is the oldest that some provider has room for, found
-    /// by asking every provider for every line.
+    /// by asking every provider for every line; the seats hold each line's head once, and no more.
     fn check_order(&self) -> Result<(), Violation> {
-        let mut oldest = None;
+        let mut oldest: Option<Place> = None;
+        let mut seated = 0;
         for model in self
             .queue
             .models()
             .filter(|&model| self.queue.undecided(model) == 0)
         {
-            for class in Class::all() {
-                let Some((place, _)) = self.queue.line(model, class).next() else {
-                    continue;
-                };
-                let candidates = self.queue.candidates(model);
-                if self.resources.select(candidates, class, None).is_some()
-                    && oldest.is_none_or(|oldest| place < oldest)
-                {
-                    oldest = Some(place);
-                }
-            }
-            for (place, waiter) in self.queue.again(model) {
-                let candidates = self.queue.candidates(model);
-                let found = self
-                    .resources
-                    .select(candidates, place.class, waiter.without);
-                if found.is_some() && oldest.is_none_or(|oldest| place < oldest) {
-                    oldest = Some(place);
+            let candidates = self.queue.candidates(model);
+            for (head, _) in self.queue.lines(model).filter_map(|mut line| line.next()) {
+                seated += candidates.iter().filter(|c| c.serves(head.line())).count();
+                if self.resources.select(candidates, head).is_some() {
+                    oldest = Some(oldest.map_or(head, |oldest| oldest.min(head)));
                 }
             }
         }
+        let shown = self.queue.seated();
+        holds!(
+            "index",
+            shown == seated,
+            "{shown} heads are seated, not {seated}"
+        );
         let next = self.queue.next();
         holds!(
             "I3.7",
@@ -323,8 +315,7 @@ impl Control {
     fn check_timers(&self) -> Result<(), Violation> {
         let mut expected = 0;
         for model in self.queue.models() {
-            let lines = Class::all().flat_map(|class| self.queue.line(model, class));
-            for (place, waiter) in lines.chain(self.queue.again(model)) {
+            for (place, waiter) in self.queue.lines(model).flatten() {
                 expected += 1;
                 let is_set = self.timers.contains(waiter.deadline, Timer::Wait(place));
                 holds!("index", is_set, "{waiter:?} has no deadline");

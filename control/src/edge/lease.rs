@@ -29,13 +29,11 @@ pub(crate) struct Lease {
     pub(crate) provider: ProviderIndex,
     pub(crate) generation: Generation,
     pub(crate) binding: BindingId,
-    /// Age, model and class of the request: its place in the queue, should it come back.
+    /// The request's place in the queue, should it come back.
     pub(crate) place: Place,
     /// End of the request's queue wait.
     pub(crate) deadline: Now,
     pub(crate) body_bytes: u32,
-    /// A second run: the provider that the first one stalled at. `[D-18]`
-    pub(crate) without: Option<ProviderIndex>,
     pub(crate) granted: Now,
     /// Latest instant for the request to begin. `[states §3: Selected]`
     pub(crate) begin_by: Now,

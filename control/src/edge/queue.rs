@@ -1,18 +1,20 @@
 //! Requests that wait, in order, and which of them could go now: the waiter's half of machine 3.
 //!
-//! A model's waiters stand in one line per class, by age. All of a line have the same candidates,
-//! so its head decides for it. Each provider keeps the heads of all lines it could serve, by kind
+//! A model's waiters stand in lines, by age: one per class, and for second runs one per class and the
+//! provider that the first has failed at. All of a line have the same candidates, so its head decides
+//! for it. Each provider keeps the heads of all lines it could serve, by kind
 //! and age, over every model that names it; the oldest it has room for right now is its *next*. The
 //! set of all nexts is `ready`: empty exactly when no waiter can be served, so "is anything left to
 //! do" is one look, and no wake-up can be lost. Who changes a head or a provider's room refreshes
 //! it in the same call. `[I3.7]` `[D-16]`
 //!
 //! Costs, with n waiters, c candidates of the model (≤ `PROVIDERS_PER_MODEL_MAX`): the oldest ready
-//! waiter O(1); enter, leave and grant O(log n), plus c times O(log n) when a head changes. Nothing
-//! depends on how many wait, nor on how many models share a provider.
+//! waiter O(1); enter, leave and grant O(log n), plus c times O(log n) when a head changes. A fence
+//! hides and shows heads alone, of at most `Class::COUNT` lines and as many per failed provider.
+//! Nothing depends on how many wait, nor on how many models share a provider.
 //!
-//! Lives on: control. Bound: `QueueLimits` per model, plus waiters that came back from a grant,
-//! which are bounded by the run slots.
+//! Lives on: control. Bound: `QueueLimits` per model for new requests; who comes back from a run is
+//! let in beyond it. In all one place per client slot, and no line without waiters.
 use std::collections::{BTreeMap, BTreeSet};
 
 use iop_proto::ids::{ClientRef, ModelIndex, Now, ProviderIndex};
@@ -38,7 +40,19 @@ pub(crate) struct Place {
     pub(crate) age: Age,
     pub(crate) model: ModelIndex,
     pub(crate) class: Class,
+    /// Its first run stalled there: any other provider may have the second. `[D-18]`
+    pub(crate) without: Option<ProviderIndex>,
 }
+
+impl Place {
+    /// The line of its model in which it stands.
+    pub(crate) const fn line(self) -> LineKey {
+        (self.class, self.without)
+    }
+}
+
+/// What decides who could serve a request of the model: its class, and whom it must not have again.
+pub(crate) type LineKey = (Class, Option<ProviderIndex>);
 
 /// A request that waits. `[states §3: Queued]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,17 +61,6 @@ pub(crate) struct Waiter {
     /// End of its queue wait, fixed at submission.
     pub(crate) deadline: Now,
     pub(crate) body_bytes: u32,
-    /// Its first run stalled there: any other provider may have it. `[D-18]`
-    pub(crate) without: Option<ProviderIndex>,
-}
-
-/// A request that waits for its second run: its candidates are its own, so it stands in no line.
-#[derive(Clone, Copy, Debug)]
-struct Again {
-    class: Class,
-    waiter: Waiter,
-    /// The providers' seats have it.
-    shown: bool,
 }
 
 /// A provider that a model names, enabled in the configuration; or one that it named before a reload,
@@ -72,18 +75,48 @@ pub(crate) struct Candidate {
     pub(crate) selected: u32,
 }
 
+// A bit per class.
+const _: () = assert!(Class::COUNT <= u16::BITS as usize);
+
 impl Candidate {
-    pub(crate) const fn serves(&self, class: Class) -> bool {
-        self.classes & 1 << class.row() != 0
+    /// May have requests of the line.
+    pub(crate) fn serves(&self, (class, without): LineKey) -> bool {
+        self.classes & 1 << class.row() != 0 && Some(self.provider) != without
     }
 }
 
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 struct Line {
-    waiters: BTreeMap<Age, Waiter>,
+    waiters: BTreeMap<Place, Waiter>,
     /// The head as the providers' seats have it.
-    shown: Option<Age>,
+    shown: Option<Place>,
+}
+
+impl Line {
+    fn head(&self) -> Option<Place> {
+        self.waiters.first_key_value().map(|(&place, _)| place)
+    }
+
+    /// Brings the seats up to date: with the head, or with nobody if the line is hidden.
+    fn show(&mut self, is_hidden: bool, candidates: &[Candidate], seats: &mut Seats) {
+        let head = self.head().filter(|_| !is_hidden);
+        let before = core::mem::replace(&mut self.shown, head);
+        let Some(Place { class, without, .. }) = before.or(head).filter(|_| before != head) else {
+            return;
+        };
+        for candidate in candidates.iter().filter(|c| c.serves((class, without))) {
+            let seat = &mut seats.rows[candidate.provider.row()];
+            let heads = &mut seat.heads[class.kind().row()];
+            if let Some(place) = before {
+                heads.remove(&place);
+            }
+            if let Some(place) = head {
+                heads.insert(place);
+            }
+            seat.refresh(candidate.provider, &mut seats.ready);
+        }
+    }
 }
 
 /// The waiters and candidates of one model.
@@ -91,9 +124,8 @@ struct Line {
 #[cfg_attr(test, derive(Clone))]
 struct Group {
     candidates: Vec<Candidate>,
-    lines: [Line; Class::COUNT],
-    /// Bounded by the runs that stalled.
-    again: BTreeMap<Age, Again>,
+    /// Those in which somebody waits.
+    lines: BTreeMap<LineKey, Line>,
     queued: u32,
     long_queued: u32,
     bytes: u64,
@@ -108,13 +140,23 @@ impl Group {
     fn new(names: &Names, providers: &[ProviderIndex]) -> Self {
         Self {
             candidates: candidates(names, providers),
-            lines: Default::default(),
-            again: BTreeMap::new(),
+            lines: BTreeMap::new(),
             queued: 0,
             long_queued: 0,
             bytes: 0,
             undecided: 0,
             service_ms: 0,
+        }
+    }
+
+    const fn is_held(&self) -> bool {
+        self.undecided > 0
+    }
+
+    /// Shows the head of each line, or nobody.
+    fn show(&mut self, is_hidden: bool, seats: &mut Seats) {
+        for line in self.lines.values_mut() {
+            line.show(is_hidden, &self.candidates, seats);
         }
     }
 
@@ -185,13 +227,20 @@ impl Seat {
     }
 }
 
+#[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
+struct Seats {
+    /// By provider.
+    rows: Vec<Seat>,
+    /// Per provider with something to do, the oldest it can serve.
+    ready: BTreeSet<(Place, ProviderIndex)>,
+}
+
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Queue {
     groups: Vec<Group>,
-    seats: Vec<Seat>,
-    /// Per provider with something to do, the oldest it can serve.
-    ready: BTreeSet<(Place, ProviderIndex)>,
+    seats: Seats,
     clients: BTreeMap<ClientRef, Place>,
     next_age: u64,
     /// Per provider: the models that name it, and its position among their candidates.
@@ -202,8 +251,7 @@ impl Queue {
     pub(crate) fn new(names: &Names) -> Self {
         let mut queue = Self {
             groups: Vec::with_capacity(names.models.len()),
-            seats: Vec::with_capacity(names.providers.len()),
-            ready: BTreeSet::new(),
+            seats: Seats::default(),
             clients: BTreeMap::new(),
             next_age: 0,
             groups_of: Vec::new(),
@@ -215,75 +263,41 @@ impl Queue {
     /// Takes the models and candidates of another configuration; who waits keeps their place. The
     /// caller offers every provider's room anew. O(models and their candidates).
     pub(crate) fn configure(&mut self, names: &Names) {
-        self.seats.resize_with(names.providers.len(), Seat::default);
+        let seats = &mut self.seats.rows;
+        seats.resize_with(names.providers.len(), Seat::default);
         for (row, model) in names.models.iter().enumerate() {
             if row == self.groups.len() {
                 self.groups.push(Group::new(names, &model.providers));
                 continue;
             }
-            self.hide_all(row);
-            self.groups[row].configure(names, &model.providers);
+            let group = &mut self.groups[row];
+            group.show(true, &mut self.seats);
+            group.configure(names, &model.providers);
         }
         self.groups_of = vec![Vec::new(); names.providers.len()];
         for model in self.models() {
             for (position, candidate) in self.groups[model.row()].candidates.iter().enumerate() {
                 self.groups_of[candidate.provider.row()].push((model, position));
             }
-            self.show_all(model);
-        }
-    }
-
-    /// Takes a model's heads from the seats of its candidates.
-    fn hide_all(&mut self, row: usize) {
-        if let Some(model) = ModelIndex::new(row) {
-            let places: Vec<_> = self.again(model).map(|(place, _)| place).collect();
-            for place in places {
-                self.hide_again(place);
-            }
-        }
-        let Self {
-            groups,
-            seats,
-            ready,
-            ..
-        } = self;
-        let group = &mut groups[row];
-        let model = ModelIndex::new(row).expect("models are at most MODELS_MAX");
-        for class in Class::all() {
-            let Some(age) = group.lines[class.row()].shown.take() else {
-                continue;
-            };
-            for candidate in group.candidates.iter().filter(|c| c.serves(class)) {
-                let seat = &mut seats[candidate.provider.row()];
-                seat.heads[class.kind().row()].remove(&Place { age, model, class });
-                seat.refresh(candidate.provider, ready);
-            }
+            self.show(model);
         }
     }
 
     /// Who waits although no candidate is configured for them.
     pub(crate) fn stranded(&self) -> Vec<Place> {
-        let lines = self.models().flat_map(|model| {
-            let candidates = &self.groups[model.row()].candidates;
-            Class::all()
-                .filter(move |&class| !candidates.iter().any(|c| c.serves(class)))
-                .map(move |class| (model, class))
+        let lines = self.groups.iter().flat_map(|group| {
+            let served = |key: LineKey| group.candidates.iter().any(|c| c.serves(key));
+            group.lines.iter().filter(move |&(&key, _)| !served(key))
         });
-        let places = lines.flat_map(|(model, class)| self.line(model, class));
-        let again = self.models().flat_map(|model| self.again(model));
-        let again = again.filter(|(place, waiter)| !self.is_served(*place, waiter.without));
-        places.chain(again).map(|(place, _)| place).collect()
+        lines
+            .flat_map(|(_, line)| line.waiters.keys().copied())
+            .collect()
     }
 
     /// Gives a waiter another end of its wait; hands back the one it had.
     pub(crate) fn set_deadline(&mut self, place: Place, deadline: Now) -> Option<Now> {
-        let group = &mut self.groups[place.model.row()];
-        let in_line = group.lines[place.class.row()].waiters.get_mut(&place.age);
-        let again = group
-            .again
-            .get_mut(&place.age)
-            .map(|again| &mut again.waiter);
-        let waiter = in_line.or(again)?;
+        let lines = &mut self.groups[place.model.row()].lines;
+        let waiter = lines.get_mut(&place.line())?.waiters.get_mut(&place)?;
         Some(core::mem::replace(&mut waiter.deadline, deadline))
     }
 
@@ -291,7 +305,12 @@ impl Queue {
     pub(crate) fn new_place(&mut self, model: ModelIndex, class: Class) -> Place {
         let age = Age(self.next_age);
         self.next_age += 1;
-        Place { age, model, class }
+        Place {
+            age,
+            model,
+            class,
+            without: None,
+        }
     }
 
     pub(crate) fn candidates(&self, model: ModelIndex) -> &[Candidate] {
@@ -310,20 +329,17 @@ impl Queue {
             .selected
     }
 
-    /// The configuration has a provider for it other than `without`, live or not. `[D-11]` `[D-18]`
-    pub(crate) fn is_served(&self, place: Place, without: Option<ProviderIndex>) -> bool {
-        self.candidates(place.model)
-            .iter()
-            .any(|candidate| candidate.serves(place.class) && Some(candidate.provider) != without)
+    /// The configuration has a provider for it, live or not. `[D-11]` `[D-18]`
+    pub(crate) fn is_served(&self, place: Place) -> bool {
+        let mut candidates = self.candidates(place.model).iter();
+        candidates.any(|candidate| candidate.serves(place.line()))
     }
 
     /// A new request here may be granted past the queue: nobody waits who could be served, nobody
     /// of its own line, nobody who may come back to its model. `[S-15]`
     pub(crate) fn may_pass(&self, place: Place) -> bool {
         let group = &self.groups[place.model.row()];
-        self.ready.is_empty()
-            && group.undecided == 0
-            && group.lines[place.class.row()].waiters.is_empty()
+        self.seats.ready.is_empty() && !group.is_held() && !group.lines.contains_key(&place.line())
     }
 
     /// One more fits the model's bounds; exactly at the limit is accepted. `[D-30]` `[P-16]`
@@ -342,38 +358,31 @@ impl Queue {
         group.queued += 1;
         group.long_queued += u32::from(place.class.is_long());
         group.bytes += u64::from(waiter.body_bytes);
-        if waiter.without.is_some() {
-            let again = Again {
-                class: place.class,
-                waiter,
-                shown: false,
-            };
-            group.again.insert(place.age, again);
-        } else {
-            let line = &mut group.lines[place.class.row()];
-            line.waiters.insert(place.age, waiter);
-        }
+        let is_held = group.is_held();
+        let line = group.lines.entry(place.line()).or_default();
+        line.waiters.insert(place, waiter);
+        line.show(is_held, &group.candidates, &mut self.seats);
         let before = self.clients.insert(waiter.client, place);
         assert!(
             before.is_none(),
             "a client submitted while its request waits"
         );
-        self.show(place.model, place.class);
-        self.show_again(place);
     }
 
     /// Takes a waiter out, for whatever reason. `None` if nobody stands there.
     pub(crate) fn leave(&mut self, place: Place) -> Option<Waiter> {
-        self.hide_again(place);
         let group = &mut self.groups[place.model.row()];
-        let in_line = group.lines[place.class.row()].waiters.remove(&place.age);
-        let waiter =
-            in_line.or_else(|| group.again.remove(&place.age).map(|again| again.waiter))?;
+        let is_held = group.is_held();
+        let line = group.lines.get_mut(&place.line())?;
+        let waiter = line.waiters.remove(&place)?;
+        line.show(is_held, &group.candidates, &mut self.seats);
+        if line.waiters.is_empty() {
+            group.lines.remove(&place.line());
+        }
         group.queued -= 1;
         group.long_queued -= u32::from(place.class.is_long());
         group.bytes -= u64::from(waiter.body_bytes);
         self.clients.remove(&waiter.client);
-        self.show(place.model, place.class);
         Some(waiter)
     }
 
@@ -383,15 +392,15 @@ impl Queue {
 
     /// The oldest waiter that some provider has room for. `[D-16]`
     pub(crate) fn next(&self) -> Option<Place> {
-        self.ready.first().map(|&(place, _)| place)
+        self.seats.ready.first().map(|&(place, _)| place)
     }
 
     /// What a provider has room for has changed, or may have.
     pub(crate) fn set_open(&mut self, provider: ProviderIndex, open: Kinds) {
-        let seat = &mut self.seats[provider.row()];
+        let seat = &mut self.seats.rows[provider.row()];
         if seat.open != open {
             seat.open = open;
-            seat.refresh(provider, &mut self.ready);
+            seat.refresh(provider, &mut self.seats.ready);
         }
     }
 
@@ -404,7 +413,7 @@ impl Queue {
             let returning = core::mem::take(&mut group.candidates[position].selected);
             if returning > 0 {
                 group.undecided += returning;
-                self.show_all(model);
+                self.show(model);
             }
         }
     }
@@ -417,95 +426,14 @@ impl Queue {
             .checked_sub(1)
             .expect("each run is decided once");
         if group.undecided == 0 {
-            self.show_all(model);
+            self.show(model);
         }
     }
 
-    fn show_all(&mut self, model: ModelIndex) {
-        for class in Class::all() {
-            self.show(model, class);
-        }
-        let group = &self.groups[model.row()];
-        let held = group.undecided > 0;
-        let places: Vec<_> = self.again(model).map(|(place, _)| place).collect();
-        for place in places {
-            if held {
-                self.hide_again(place);
-            } else {
-                self.show_again(place);
-            }
-        }
-    }
-
-    /// Seats one that waits for its second run, unless its model waits for others.
-    fn show_again(&mut self, place: Place) {
-        let held = self.groups[place.model.row()].undecided > 0;
-        self.seat_again(place, !held);
-    }
-
-    fn hide_again(&mut self, place: Place) {
-        self.seat_again(place, false);
-    }
-
-    fn seat_again(&mut self, place: Place, shown: bool) {
-        let group = &mut self.groups[place.model.row()];
-        let Some(again) = group.again.get_mut(&place.age) else {
-            return;
-        };
-        if core::mem::replace(&mut again.shown, shown) == shown {
-            return;
-        }
-        let without = again.waiter.without;
-        for candidate in &group.candidates {
-            if !candidate.serves(place.class) || Some(candidate.provider) == without {
-                continue;
-            }
-            let seat = &mut self.seats[candidate.provider.row()];
-            let heads = &mut seat.heads[place.class.kind().row()];
-            if shown {
-                heads.insert(place);
-            } else {
-                heads.remove(&place);
-            }
-            seat.refresh(candidate.provider, &mut self.ready);
-        }
-    }
-
-    /// Brings the seats up to date with the head of one line.
-    fn show(&mut self, model: ModelIndex, class: Class) {
-        let Self {
-            groups,
-            seats,
-            ready,
-            ..
-        } = self;
-        let group = &mut groups[model.row()];
-        let held = group.undecided > 0;
-        let line = &mut group.lines[class.row()];
-        let head = line
-            .waiters
-            .first_key_value()
-            .map(|(&age, _)| age)
-            .filter(|_| !held);
-        let before = core::mem::replace(&mut line.shown, head);
-        if before == head {
-            return;
-        }
-        for candidate in group
-            .candidates
-            .iter()
-            .filter(|candidate| candidate.serves(class))
-        {
-            let seat = &mut seats[candidate.provider.row()];
-            let heads = &mut seat.heads[class.kind().row()];
-            if let Some(age) = before {
-                heads.remove(&Place { age, model, class });
-            }
-            if let Some(age) = head {
-                heads.insert(Place { age, model, class });
-            }
-            seat.refresh(candidate.provider, ready);
-        }
+    /// Shows the model's heads, unless it waits for runs that may come back.
+    fn show(&mut self, model: ModelIndex) {
+        let group = &mut self.groups[model.row()];
+        group.show(group.is_held(), &mut self.seats);
     }
 
     /// A request of the model was answered completely `ms` after its grant.
@@ -548,18 +476,13 @@ impl Queue {
         for &(model, position) in &self.groups_of[provider.row()] {
             let group = &self.groups[model.row()];
             let candidate = &group.candidates[position];
-            for class in Class::all().filter(|&class| candidate.serves(class)) {
-                let waiting = group.lines[class.row()].waiters.len();
-                let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+            for (&(class, without), line) in &group.lines {
+                if !candidate.serves((class, without)) {
+                    continue;
+                }
+                let waiting = u32::try_from(line.waiters.len()).unwrap_or(u32::MAX);
                 queued += waiting;
                 long += if class.is_long() { waiting } else { 0 };
-            }
-            let again = group.again.values().filter(|again| {
-                candidate.serves(again.class) && again.waiter.without != Some(provider)
-            });
-            for again in again {
-                queued += 1;
-                long += u32::from(again.class.is_long());
             }
         }
         (queued, long)
@@ -573,24 +496,18 @@ impl Queue {
         (0..self.groups.len()).filter_map(ModelIndex::new)
     }
 
-    /// Whoever waits for a second run, oldest first.
-    pub(crate) fn again(&self, model: ModelIndex) -> impl Iterator<Item = (Place, &Waiter)> {
-        let again = self.groups[model.row()].again.iter();
-        again.map(move |(&age, again)| {
-            let class = again.class;
-            (Place { age, model, class }, &again.waiter)
-        })
-    }
-
-    /// The waiters of one line, oldest first.
-    pub(crate) fn line(
+    /// Who waits for the model, line by line, each the oldest first.
+    pub(crate) fn lines(
         &self,
         model: ModelIndex,
-        class: Class,
-    ) -> impl Iterator<Item = (Place, &Waiter)> {
-        self.groups[model.row()].lines[class.row()]
-            .waiters
-            .iter()
-            .map(move |(&age, waiter)| (Place { age, model, class }, waiter))
+    ) -> impl Iterator<Item = impl Iterator<Item = (Place, &Waiter)>> {
+        let lines = self.groups[model.row()].lines.values();
+        lines.map(|line| line.waiters.iter().map(|(&place, waiter)| (place, waiter)))
+    }
+
+    /// Heads in the seats: one per line that is shown and candidate of it.
+    pub(crate) fn seated(&self) -> usize {
+        let heads = self.seats.rows.iter().flat_map(|seat| &seat.heads);
+        heads.map(BTreeSet::len).sum()
     }
 }

@@ -23,17 +23,20 @@ impl Control {
         handoff: Option<Handoff>,
         said: Eligibility,
     ) -> Option<(Place, Waiter)> {
-        let model = lease.place.model;
-        if lease.without.is_some() {
-            self.recovery_ended(now, model, lease.without, Recovery::StalledAgain);
+        if lease.place.without.is_some() {
+            self.recovery_ended(now, lease.place, Recovery::StalledAgain);
             return None; // judged once in its life
         }
+        let place = Place {
+            without: Some(lease.provider),
+            ..lease.place
+        };
         let client = client.filter(|_| said == Eligibility::Eligible);
         let judged = if client.is_none() {
             said
         } else if handoff.is_none() {
             Eligibility::EvidenceRejected
-        } else if !self.queue.is_served(lease.place, Some(lease.provider)) {
+        } else if !self.queue.is_served(place) {
             Eligibility::NoOtherProvider
         } else {
             Eligibility::Eligible
@@ -41,7 +44,7 @@ impl Control {
         self.counters.eligible(judged);
         let client = client.filter(|_| judged == Eligibility::Eligible);
         let Some(client) = client else {
-            self.tell_recovery(now, model, lease.provider, judged, None);
+            self.tell_recovery(now, place.model, lease.provider, judged, None);
             return None;
         };
         // What it had not waited when it was granted is left of its wait.
@@ -50,22 +53,16 @@ impl Control {
             client,
             deadline: now.after_ms(left_ms),
             body_bytes: lease.body_bytes,
-            without: Some(lease.provider),
         };
-        Some((lease.place, waiter))
+        Some((place, waiter))
     }
 
     /// A second run, or the wait for one, has ended; nothing for anybody else. `[R-318]`
-    pub(super) fn recovery_ended(
-        &mut self,
-        now: Now,
-        model: ModelIndex,
-        without: Option<ProviderIndex>,
-        result: Recovery,
-    ) {
-        if let Some(failed) = without {
+    pub(super) fn recovery_ended(&mut self, now: Now, place: Place, result: Recovery) {
+        if let Some(failed) = place.without {
             self.counters.recovered(result);
-            self.tell_recovery(now, model, failed, Eligibility::Eligible, Some(result));
+            let said = Eligibility::Eligible;
+            self.tell_recovery(now, place.model, failed, said, Some(result));
         }
     }
 

@@ -1,7 +1,7 @@
 //! A request from submission to its run's final report: machine 3 of the contract.
 //!
 //! Lives on: control. Bound: `GRANTS_PER_STEP_MAX` grants a step; the rest is a pending step.
-use iop_proto::ids::{ClientRef, ModelIndex, Now, ProviderIndex, RunRef};
+use iop_proto::ids::{ClientRef, ModelIndex, Now, RunRef};
 use iop_proto::limits::GRANTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
@@ -26,9 +26,8 @@ impl Control {
             client,
             deadline: now.after_ms(limits.wait_ms),
             body_bytes,
-            without: None,
         };
-        if let Some(reason) = self.unserved(place, None) {
+        if let Some(reason) = self.unserved(place) {
             self.refuse(client, place.model, reason, out);
         } else if let Some(candidate) = self.passes(place) {
             self.grant(now, place, waiter, candidate, out);
@@ -41,11 +40,11 @@ impl Control {
     }
 
     /// Why nobody in the configuration could ever serve it, if so. `[D-11]`
-    fn unserved(&self, place: Place, without: Option<ProviderIndex>) -> Option<Reason> {
+    fn unserved(&self, place: Place) -> Option<Reason> {
         if !self.names.has_model(place.model) {
             return Some(Reason::ModelUnknown);
         }
-        if !self.queue.is_served(place, without) {
+        if !self.queue.is_served(place) {
             return Some(Reason::NoProviderConfigured);
         }
         None
@@ -57,7 +56,7 @@ impl Control {
             return None;
         }
         self.resources
-            .select(self.queue.candidates(place.model), place.class, None)
+            .select(self.queue.candidates(place.model), place)
     }
 
     pub(super) fn wait(&mut self, place: Place, waiter: Waiter) {
@@ -85,8 +84,7 @@ impl Control {
                 .stop_waiting(place)
                 .expect("the queue's next stands in it");
             let candidates = self.queue.candidates(place.model);
-            let without = waiter.without;
-            let candidate = self.resources.select(candidates, place.class, without);
+            let candidate = self.resources.select(candidates, place);
             let candidate = candidate.expect("a waiter is next while a provider has room for it");
             let before = self.counters.grants;
             self.grant(now, place, waiter, candidate, out);
@@ -109,13 +107,12 @@ impl Control {
             place,
             deadline: waiter.deadline,
             body_bytes: waiter.body_bytes,
-            without: waiter.without,
             granted: now,
             begin_by: now.after_ms(self.names.queue.dispatch_ms),
             phase: Phase::Selected,
         };
         let Some(run) = self.leases.insert(owner.session.shard, lease) else {
-            self.recovery_ended(now, place.model, waiter.without, Recovery::Failed);
+            self.recovery_ended(now, place, Recovery::Failed);
             self.refuse(waiter.client, place.model, Reason::RunsFull, out);
             return;
         };
@@ -155,9 +152,9 @@ impl Control {
     pub(super) fn client_gone(&mut self, now: Now, client: ClientRef) {
         let place = self.queue.place_of(client);
         match place.and_then(|place| Some((place, self.stop_waiting(place)?))) {
-            Some((place, waiter)) => {
+            Some((place, _)) => {
                 self.counters.clients_gone_waiting += 1;
-                self.recovery_ended(now, place.model, waiter.without, Recovery::ClientGone);
+                self.recovery_ended(now, place, Recovery::ClientGone);
             }
             None => self.counters.clients_gone_late += 1,
         }
@@ -167,8 +164,8 @@ impl Control {
     /// `[S-18]` `[S-61]`
     pub(super) fn wait_over(&mut self, now: Now, place: Place, out: &mut Out) {
         if let Some(waiter) = self.queue.leave(place) {
-            self.recovery_ended(now, place.model, waiter.without, Recovery::Unserved);
-            let reason = self.unserved(place, waiter.without);
+            self.recovery_ended(now, place, Recovery::Unserved);
+            let reason = self.unserved(place);
             let reason = reason.unwrap_or(Reason::QueueTimeout);
             self.refuse(waiter.client, place.model, reason, out);
         }
@@ -238,23 +235,22 @@ impl Control {
             return;
         };
         self.counters.returns_not_sent += u64::from(returned);
-        let model = lease.place.model;
+        let mut place = lease.place;
         let Some(client) = client else {
-            return self.recovery_ended(now, model, lease.without, Recovery::ClientGone);
+            return self.recovery_ended(now, place, Recovery::ClientGone);
         };
         match lease.phase {
             Phase::Cancelled(reason) => {
-                self.recovery_ended(now, model, lease.without, Recovery::Failed);
-                self.refuse(client, model, reason, out);
+                self.recovery_ended(now, place, Recovery::Failed);
+                self.refuse(client, place.model, reason, out);
             }
             Phase::Begun => panic!("a run that had begun was reported as not sent"),
             Phase::Selected => {
-                let mut place = lease.place;
                 if cfg!(iop_break = "requeue_at_tail") {
                     place = self.queue.new_place(place.model, place.class);
                 }
-                if let Some(reason) = self.unserved(place, lease.without) {
-                    self.recovery_ended(now, model, lease.without, Recovery::Unserved);
+                if let Some(reason) = self.unserved(place) {
+                    self.recovery_ended(now, place, Recovery::Unserved);
                     return self.refuse(client, place.model, reason, out);
                 }
                 self.counters.queue_returns += 1;
@@ -262,7 +258,6 @@ impl Control {
                     client,
                     deadline: lease.deadline,
                     body_bytes: lease.body_bytes,
-                    without: lease.without,
                 };
                 self.wait(place, waiter);
             }
@@ -279,7 +274,7 @@ impl Control {
             Ending::Complete => Recovery::Recovered,
             Ending::Error | Ending::Violation => Recovery::Failed,
         };
-        self.recovery_ended(now, lease.place.model, lease.without, result);
+        self.recovery_ended(now, lease.place, result);
         match ending {
             Ending::Complete => {
                 self.counters.terminals_complete += 1;
@@ -296,7 +291,7 @@ impl Control {
     pub(super) fn lost(&mut self, now: Now, run: RunRef) {
         if let Some((lease, returned)) = self.finish(run) {
             self.counters.returns_lost += u64::from(returned);
-            self.recovery_ended(now, lease.place.model, lease.without, Recovery::Failed);
+            self.recovery_ended(now, lease.place, Recovery::Failed);
         }
     }
 

@@ -9,7 +9,7 @@ use iop_proto::ids::{Generation, NodeIndex, ProviderIndex};
 
 use super::class::{Class, Kind, Kinds};
 use super::overlay::Bindings;
-use super::queue::Candidate;
+use super::queue::{Candidate, Place};
 use crate::names::Names;
 
 /// Leases held on a provider, of every operation. `long <= in_flight`, `count_tokens <= in_flight`.
@@ -206,19 +206,13 @@ impl Resources {
         self.get(provider).generation() == Some(generation)
     }
 
-    /// The candidate that takes one more of `class`, `without` aside: least loaded for its size
+    /// The candidate that takes one more, whom a request there may have: least loaded for its size
     /// after the grant, then longest unused, then first configured. `[D-16]` `[D-18]`
-    pub(crate) fn select(
-        &self,
-        candidates: &[Candidate],
-        class: Class,
-        without: Option<ProviderIndex>,
-    ) -> Option<usize> {
+    pub(crate) fn select(&self, candidates: &[Candidate], place: Place) -> Option<usize> {
         let mut best: Option<(usize, &Resource)> = None;
         for (position, candidate) in candidates.iter().enumerate() {
             let resource = self.get(candidate.provider);
-            let serves = candidate.serves(class) && Some(candidate.provider) != without;
-            if !serves || !resource.takes(class.kind()) {
+            if !candidate.serves(place.line()) || !resource.takes(place.class.kind()) {
                 continue;
             }
             if best.is_none_or(|(_, best)| precedes(resource, best)) {

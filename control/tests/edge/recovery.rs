@@ -210,3 +210,36 @@ fn a_fenced_second_run_keeps_its_place_and_what_it_may_not_have() {
     let effects = rig.up(session(3), 1);
     assert_eq!(granted(&effects), clients([1]));
 }
+
+/// Two of one model wait, each for another provider than its own, while a fenced run of the model may
+/// come back; when it has, the oldest are served first, each where it may.
+#[test]
+fn second_runs_of_different_providers_wait_for_a_run_that_may_come_back() {
+    let mut world = World::new(4);
+    for node in 0..4 {
+        world = world.provider(node, 1);
+    }
+    let mut rig = world.model(&[0, 1, 2, 3]).rig();
+    for row in 0..4 {
+        rig.up(session(row), row as usize);
+    }
+    let runs = [1, 2, 3, 4].map(|slot| {
+        let seen = grants(&rig.submit(slot, 0));
+        (seen[0].1, seen[0].2, seen[0].3)
+    });
+    for (run, ..) in &runs[..3] {
+        rig.begun(*run);
+    }
+    rig.close(runs[3].1);
+    assert_eq!(grants(&rig.stalls_whole(runs[2].0, 3)), []);
+    assert_eq!(grants(&rig.stalls_whole(runs[1].0, 2)), []);
+    assert_eq!(grants(&rig.submit(5, 0)), [], "nor past them");
+    assert_eq!(rig.waiting(), 3);
+    let seen = grants(&rig.back(runs[3].0, 4));
+    let served: Vec<_> = seen.iter().map(|grant| (grant.0, grant.3)).collect();
+    let expected = [(client(2), runs[2].2), (client(3), runs[1].2)];
+    assert_eq!(served, expected, "each where the other has failed");
+    rig.begun(seen[0].1);
+    assert_eq!(granted(&rig.complete(seen[0].1)), clients([4]));
+    assert_eq!(granted(&rig.complete(runs[0].0)), clients([5]));
+}

@@ -2,7 +2,6 @@
 use iop_proto::ids::{ClientRef, Generation, RunRef, SessionRef, SlotGeneration};
 
 use super::{Person, SHARDS, State, shard};
-use crate::edge::class::Class;
 use crate::edge::lease::Phase;
 use crate::edge::queue::Age;
 use crate::edge::registry::OpenSession;
@@ -120,7 +119,7 @@ impl Print {
             for candidate in control.queue.candidates(model) {
                 self.word(candidate.selected.into());
             }
-            for (place, waiter) in Class::all().flat_map(|class| control.queue.line(model, class)) {
+            for (place, waiter) in control.queue.lines(model).flatten() {
                 self.age(place.age);
                 self.client(waiter.client);
             }
