@@ -111,7 +111,9 @@ impl CommandId {
     const COMMAND: u64 = 1 << 62;
     const OPERATOR: u64 = 1 << 61;
 
-    pub(crate) fn new(slot: u32, generation: SlotGeneration, of_operator: bool) -> Self {
+    /// The command in `slot`, of its tenant `generation`.
+    #[must_use]
+    pub fn new(slot: u32, generation: SlotGeneration, of_operator: bool) -> Self {
         let operator = if of_operator { Self::OPERATOR } else { 0 };
         let place = u64::from(slot & 0x00ff_ffff) << 32 | u64::from(generation.get());
         Self(NonZeroU64::new(Self::COMMAND | operator | place).expect("bit 62 is set"))

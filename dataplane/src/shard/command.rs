@@ -27,19 +27,16 @@ struct Question {
 /// The unanswered questions of one session.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
+    /// The oldest first; rows of answered ones are vacant.
     rows: [Option<Question>; COMMANDS_PER_NODE_MAX as usize],
-    /// Where the next one goes if every row is taken.
-    oldest: usize,
 }
 
 impl Questions {
     fn add(&mut self, question: Question) {
-        let vacant = self.rows.iter().position(Option::is_none);
-        let row = vacant.unwrap_or_else(|| {
-            self.oldest = (self.oldest + 1) % self.rows.len();
-            self.oldest
-        });
-        self.rows[row] = Some(question);
+        // The first vacant row closes up, or the oldest question goes.
+        let row = self.rows.iter().position(Option::is_none).unwrap_or(0);
+        self.rows[row..].rotate_left(1);
+        *self.rows.last_mut().expect("COMMANDS_PER_NODE_MAX > 0") = Some(question);
     }
 
     fn take(&mut self, id: u64) -> Option<Question> {
@@ -137,6 +134,48 @@ impl Shard {
                 CommandAnswer::Probed(probed)
             }
             _ => CommandAnswer::Told,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iop_proto::ids::SlotGeneration;
+
+    use super::*;
+
+    fn question(slot: u32) -> Question {
+        let generation = SlotGeneration::new(1).expect("not 0");
+        Question {
+            command: CommandId::new(slot, generation, false),
+            kind: CommandKind::TransportStatus,
+            provider: None,
+        }
+    }
+
+    fn is_known(questions: &Questions, slot: u32) -> bool {
+        let mut questions = Questions {
+            rows: questions.rows,
+        };
+        questions.take(question(slot).command.get()).is_some()
+    }
+
+    #[test]
+    fn one_question_too_many_costs_the_oldest_whatever_was_answered_before() {
+        let mut questions = Questions::default();
+        for slot in 0..COMMANDS_PER_NODE_MAX {
+            questions.add(question(slot));
+        }
+        let answered = question(3).command.get();
+        assert!(questions.take(answered).is_some() && questions.take(answered).is_none());
+        questions.add(question(100)); // in the place of the answered one
+        assert!(is_known(&questions, 0));
+        questions.add(question(101));
+        questions.add(question(102));
+        assert!(!is_known(&questions, 0) && !is_known(&questions, 1));
+        let others = (2..COMMANDS_PER_NODE_MAX).filter(|&slot| slot != 3);
+        for slot in others.chain(100..103) {
+            assert!(is_known(&questions, slot), "{slot}");
         }
     }
 }
