@@ -143,10 +143,7 @@ impl Shard {
 
     /// A frame that breaks its stream's form fails the run, not the connection. `[A-29]` `[D-41]`
     fn broken_stream(&mut self, session: usize, run: usize) -> Result<(), Reason> {
-        if self.runs[run].has_client() {
-            self.end_client(run, Err(Reason::StreamViolation));
-        }
-        self.cancel_run(run);
+        self.fail_run(run, Reason::StreamViolation);
         self.violation(session)
     }
 
@@ -244,10 +241,7 @@ impl Shard {
         if self.take_sequence(run, start.sequence) && run_takes {
             return Some(run);
         }
-        if self.runs[run].has_client() {
-            self.end_client(run, Err(Reason::StreamViolation));
-        }
-        self.cancel_run(run);
+        self.fail_run(run, Reason::StreamViolation);
         self.note_violation(session);
         None
     }

@@ -187,3 +187,25 @@ fn recovery_can_be_switched_off() {
     drop((one, two, client));
     world.rest();
 }
+
+/// What was kept for another provider is not kept for a client that has its answer.
+#[test]
+fn a_kept_body_goes_back_with_the_failure_of_its_request() {
+    let (world, mut one, two) = both("");
+    let used = "iop_edge_pool_used_bytes{pool=\"body\"}";
+    let mut client = world.asks(&post("/v1/chat/completions", &large("m1")));
+    let request = one.tunnel();
+    world
+        .edge
+        .wait_metrics("a kept body", |seen| seen.get(used) > 0.0);
+    let mut run = Run::of(&request);
+    run.body(&mut one, b"no head before it");
+    expect_error(&mut client, 502, "stream_violation", "node");
+    expect_cancel(&mut one, &run);
+    world
+        .edge
+        .wait_metrics("the body's blocks", |seen| seen.get(used) == 0.0);
+    run.error(&mut one, "cancelled");
+    drop((one, two, client));
+    world.rest();
+}
