@@ -14,5 +14,6 @@ pub mod lanes;
 pub mod metrics;
 pub mod shard;
 pub mod surface;
+pub mod system;
 pub mod text;
 pub mod tls;

@@ -177,7 +177,7 @@ async fn serve(
         bounds,
         started: Instant::now(),
         latest: Mutex::new(None),
-        ordering: Mutex::new(()),
+        ordering: Arc::new(Mutex::new(())),
     };
     let router = Router::new()
         .route("/metrics", get(metrics))
@@ -213,7 +213,7 @@ struct Shared {
     /// Held while a snapshot is under way, so that later readers wait for it and share it.
     latest: Mutex<Latest>,
     /// Held while an order of an operator is carried out: one at a time.
-    ordering: Mutex<()>,
+    ordering: Arc<Mutex<()>>,
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {

@@ -21,7 +21,7 @@ use crate::config::ConfigError;
 use crate::control_thread::Command;
 use crate::lanes::Waker;
 
-/// An order is carried out, or has failed, within this: twice what the reload thread waits.
+/// An order is carried out, or has failed, within this: the reload thread waits twice 5 s for others.
 const ORDER_WAIT: Duration = Duration::from_secs(15);
 /// Its presence says that the sender is a program of the operator's.
 const HEADER: &str = "x-iop-operator";
@@ -92,10 +92,14 @@ async fn order<T: Send + 'static>(
             "Orders carry the header x-iop-operator.",
         ));
     }
-    let _one_at_a_time = shared.ordering.lock().await;
+    let turn = Arc::clone(&shared.ordering).lock_owned().await;
     let busy = || failure("operator_busy", "An earlier order is being carried out.");
     let answer = ask(&shared.admin.operator).ok_or_else(busy)?;
-    let waited = tokio::task::spawn_blocking(move || answer.recv_timeout(ORDER_WAIT)).await;
+    let waited = tokio::task::spawn_blocking(move || {
+        let _one_at_a_time = turn; // until the order is over, whoever still listens
+        answer.recv_timeout(ORDER_WAIT)
+    });
+    let waited = waited.await;
     let late = || {
         failure(
             "operator_late",
@@ -133,13 +137,15 @@ fn not_reloaded(error: &ReloadError) -> Response {
         ReloadError::Held { .. } => (StatusCode::SERVICE_UNAVAILABLE, "config_held"),
         ReloadError::Managed => (StatusCode::CONFLICT, "config_managed"),
         ReloadError::Late => (StatusCode::SERVICE_UNAVAILABLE, "config_late"),
+        ReloadError::Unconfirmed => (StatusCode::SERVICE_UNAVAILABLE, "config_unconfirmed"),
     };
     let problems = match error {
         ReloadError::Config(error) => problems(error),
         ReloadError::Pki(_)
         | ReloadError::Held { .. }
         | ReloadError::Managed
-        | ReloadError::Late => Value::Null,
+        | ReloadError::Late
+        | ReloadError::Unconfirmed => Value::Null,
     };
     let message = error.to_string();
     let value = json!({"error": {"code": code, "message": message, "problems": problems}});

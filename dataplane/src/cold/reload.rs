@@ -9,13 +9,10 @@
 //! Lives on: a cold thread. View: the running configuration. Bound: one reload at a time; one look at
 //! the files a second; `EPOCHS_RETIRED_MAX` earlier configurations that requests still hold.
 use core::fmt;
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use iop_control::names::Names;
@@ -30,6 +27,7 @@ use crate::front::{FrontLive, NodeSecurity};
 use crate::lanes::Waker;
 use crate::metrics::{ShardMetric, ShardReader};
 use crate::shard::ShardConfig;
+use crate::system::{Stamp, unix_s};
 use crate::tls::handshake::{PkiError, client_server_config, node_server_config};
 
 /// How often the certificates' files are looked at.
@@ -63,8 +61,10 @@ pub enum ReloadError {
     Held { epochs: usize },
     /// The issuer of credential leases knows the configuration it started with alone.
     Managed,
-    /// Control did not take it, or a shard has not in time.
+    /// Control did not take it in time.
     Late,
+    /// Control took it and a shard has not in time. Alone of these, it is in force, or will be.
+    Unconfirmed,
 }
 
 impl fmt::Display for ReloadError {
@@ -81,6 +81,9 @@ impl fmt::Display for ReloadError {
                  for the rest",
             ),
             Self::Late => f.write_str("the configuration was not taken in time"),
+            Self::Unconfirmed => {
+                f.write_str("the configuration is taken, but not every shard works by it yet")
+            }
         }
     }
 }
@@ -148,9 +151,7 @@ impl Reloader {
 /// # Errors
 /// The first file that is missing or wrong.
 pub fn load_tls(config: &EdgeConfig) -> Result<FrontLive, PkiError> {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH);
-    let unix = unix.map_or(0, |since| since.as_secs());
-    let unix = i64::try_from(unix).unwrap_or(i64::MAX);
+    let unix = unix_s();
     let node_security = match &config.pki {
         Some(files) => NodeSecurity::Tls {
             tls: node_server_config(files, &config.trust_domain, &config.edge_name, unix)?,
@@ -171,15 +172,8 @@ pub fn load_tls(config: &EdgeConfig) -> Result<FrontLive, PkiError> {
     })
 }
 
-/// A file as it was when it was looked at; `None`: it could not be.
-type Stamp = Option<(i64, i64, u64, u64)>;
-
-fn stamp(path: &Path) -> Stamp {
-    let seen = fs::metadata(path).ok()?;
-    Some((seen.mtime(), seen.mtime_nsec(), seen.len(), seen.ino()))
-}
-
-fn stamps(config: &EdgeConfig) -> Vec<Stamp> {
+/// The certificates' files as they are; `None`: it could not be looked at.
+fn stamps(config: &EdgeConfig) -> Vec<Option<Stamp>> {
     let nodes = config
         .pki
         .iter()
@@ -188,7 +182,7 @@ fn stamps(config: &EdgeConfig) -> Vec<Stamp> {
         .clients_tls
         .iter()
         .flat_map(|tls| [&tls.cert, &tls.key]);
-    nodes.chain(clients).map(|path| stamp(path)).collect()
+    nodes.chain(clients).map(|path| Stamp::of(path)).collect()
 }
 
 struct State {
@@ -197,7 +191,7 @@ struct State {
     /// Earlier configurations that somebody still holds: they are freed here, not on a shard.
     retired: Vec<Arc<Epoch>>,
     /// The certificates' files as they were when they were read last, well or not.
-    read: Vec<Stamp>,
+    read: Vec<Option<Stamp>>,
 }
 
 impl State {
@@ -219,11 +213,12 @@ impl State {
                 Ok(request) => {
                     let outcome = self.reload();
                     say(&outcome);
-                    if outcome.is_err() {
-                        self.count_refused();
-                    }
+                    let refused = !matches!(outcome, Ok(_) | Err(ReloadError::Unconfirmed));
                     if let Some(reply) = request.reply {
                         let _asker_gone = reply.try_send(outcome);
+                    }
+                    if refused {
+                        self.count_refused();
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => self.look(),
@@ -290,7 +285,7 @@ impl State {
         let behind = |shard: &ShardReader| shard.get(ShardMetric::EpochsTaken) < number;
         while self.parts.shards.iter().any(behind) {
             if began.elapsed() > TAKEN_WAIT {
-                return Err(ReloadError::Late);
+                return Err(ReloadError::Unconfirmed);
             }
             std::thread::sleep(TAKEN_LOOK);
         }
@@ -340,6 +335,7 @@ fn say(outcome: &Result<Reloaded, ReloadError>) {
                 warn!(field, "needs a restart and stays as it was");
             }
         }
+        Err(error @ ReloadError::Unconfirmed) => warn!(%error, "configuration reloaded"),
         Err(error) => warn!(%error, "configuration not reloaded"),
     }
 }

@@ -11,7 +11,6 @@
 use core::time::Duration;
 use std::io;
 use std::thread::{JoinHandle, Thread};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Sender, TryRecvError, bounded};
 use iop_proto::ids::RunRef;
@@ -23,6 +22,7 @@ use iop_ring::{parcel, signal};
 use super::plane::{Pair, Plane, Selection};
 use crate::alloc::{self, Role};
 use crate::lanes::Waker;
+use crate::system::unix_ms;
 
 /// With an answer lane full the issuer looks again after this long: its shard makes room without
 /// waking it.
@@ -190,11 +190,4 @@ fn delay() {
     {
         std::thread::sleep(FULL);
     }
-}
-
-fn unix_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-    })
 }

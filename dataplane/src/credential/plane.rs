@@ -23,10 +23,11 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tracing::{info, warn};
 use zeroize::Zeroizing;
 
-use super::store::{Stamp, Store, StoreError};
-use super::{KeySource, read_key};
+use super::KeySource;
+use super::store::{Store, StoreError};
 use crate::config::{CredentialConfig, EdgeConfig};
 use crate::keys::Caller;
+use crate::system::Stamp;
 
 /// Principal of every caller when no keys are configured. `[D-15]`
 pub const ANYONE: &str = "anonymous";
@@ -168,6 +169,8 @@ pub struct Plane {
     uses: Uses,
     /// By node row.
     recipients: Vec<Option<RecipientPublic>>,
+    /// By node row: the log was told that nothing can be sealed to it.
+    told: Vec<bool>,
     path: PathBuf,
     key: StoreKey,
     store: Store,
@@ -215,6 +218,7 @@ impl Plane {
         check_routes(&store, &config.names)?;
         Ok(Some(Self {
             uses: Uses::of(config),
+            told: vec![false; config.names.nodes.len()],
             recipients,
             path: plane.store.clone(),
             key,
@@ -274,7 +278,7 @@ impl Plane {
     ///
     /// # Errors
     /// `CredentialMissing`: no slot. `CredentialFailed`: there is one, and no lease can be made of it.
-    pub fn issue(&self, selection: Selection, unix_ms: i64) -> Result<Pair, Reason> {
+    pub fn issue(&mut self, selection: Selection, unix_ms: i64) -> Result<Pair, Reason> {
         let names = &self.uses.names;
         let provider = names.provider(selection.provider);
         let principal = self.uses.principal(selection.caller);
@@ -314,7 +318,9 @@ impl Plane {
             &entropy,
         );
         let lease = lease.map_err(|error: IssueError| {
-            warn!(slot = slot.name, principal, %error, "no credential lease");
+            if !std::mem::replace(&mut self.told[provider.node.row()], true) {
+                warn!(node = binding.node_id, %error, "no credential can be sealed to it");
+            }
             Reason::CredentialFailed
         })?;
         Ok(Pair {
@@ -347,11 +353,7 @@ fn parsed<T>(
     source: KeySource,
     parse: impl FnOnce(&str) -> Result<T, KeyError>,
 ) -> Result<T, PlaneError> {
-    let text = match &source {
-        KeySource::File(path) => read_key(path),
-        KeySource::Environment(_) | KeySource::Systemd(_) => source.read(),
-    };
-    match text {
+    match source.read() {
         Ok(text) => parse(&text).map_err(|error| PlaneError::KeyText {
             what,
             source,

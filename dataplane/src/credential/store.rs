@@ -16,7 +16,7 @@
 use core::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use iop_lease::StoreKey;
@@ -168,27 +168,6 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Which file was read: another one after every change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    /// `None`: there is no such file now.
-    #[must_use]
-    pub fn of(path: &Path) -> Option<Self> {
-        let found = fs::metadata(path).ok()?;
-        Some(Self {
-            inode: found.ino(),
-            bytes: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-        })
-    }
-}
-
 impl Store {
     /// Reads and decrypts a store.
     ///
@@ -225,7 +204,7 @@ impl Store {
     /// that is not there yet is made.
     ///
     /// # Errors
-    /// The file is as it was.
+    /// The file is as it was, unless it is the sync of its directory that failed.
     pub fn change(
         path: &Path,
         key: &StoreKey,
@@ -513,9 +492,10 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
             .open(&draft)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&draft, path)?;
         let directory = path.parent().filter(|path| !path.as_os_str().is_empty());
-        File::open(directory.unwrap_or_else(|| Path::new(".")))?.sync_all()
+        let directory = File::open(directory.unwrap_or_else(|| Path::new(".")))?;
+        fs::rename(&draft, path)?;
+        directory.sync_all()
     })();
     if written.is_err() {
         // Nothing hangs on it: the draft was renamed, or was never made.
@@ -526,6 +506,8 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use iop_lease::{KeyKind, secret_text};
 

@@ -4,7 +4,6 @@
 //! Lives on: one shard. Bound: one refresh waits per session, behind the requests that waited before
 //! it; `REFRESHES_UNANSWERED_MAX` answers are awaited.
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use iop_control::names::NodePayload;
 use iop_control::step::Event;
@@ -21,6 +20,7 @@ use super::session::{Standing, State};
 use super::writer::SMALL_BYTES;
 use crate::epoch::Epoch;
 use crate::metrics::ShardMetric;
+use crate::system::unix_s;
 
 /// A session's part in refreshes.
 #[derive(Debug, Default)]
@@ -156,10 +156,7 @@ impl Shard {
 
     /// What is due on every session. Called a few times a second.
     pub(super) fn sessions_due(&mut self) {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
-        let unix = unix.map_or(0, |since| {
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-        });
+        let unix = unix_s();
         for row in 0..self.sessions.len() {
             self.session_due(row);
             if self.sessions[row].certificate_ends(unix) {

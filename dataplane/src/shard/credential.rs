@@ -9,7 +9,6 @@
 //! ```
 //! A run whose issuer was asked is never selected again: what ends it before it began settles its
 //! client. `[R-208]` `[I3.10]`
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use iop_proto::ids::Now;
 use iop_proto::reason::Reason;
@@ -19,6 +18,7 @@ use super::run::Stage;
 use crate::credential::issuer::{Answer, Ask};
 use crate::credential::plane::Selection;
 use crate::metrics::ShardMetric;
+use crate::system::unix_ms;
 
 /// Answers taken in one turn; more stay in their lane.
 const ANSWERS_PER_TURN_MAX: usize = 64;
@@ -87,10 +87,6 @@ impl Shard {
 
 /// The instant of a Unix time, by the wall clock as it is now.
 pub(super) fn instant_of(unix: i64, now: Now) -> Now {
-    let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-    let wall_ms = wall.map_or(0, |wall| {
-        i64::try_from(wall.as_millis()).unwrap_or(i64::MAX)
-    });
-    let left = unix.saturating_mul(1_000).saturating_sub(wall_ms);
+    let left = unix.saturating_mul(1_000).saturating_sub(unix_ms());
     now.after_ms(u64::try_from(left).unwrap_or(0))
 }
