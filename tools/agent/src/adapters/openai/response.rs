@@ -17,8 +17,8 @@ use crate::session::said;
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     lines: Lines,
-    /// Of the event whose end has not arrived.
-    data: Bytes,
+    /// Of the event whose end has not arrived. It grows in place: a line copies itself alone.
+    data: BytesMut,
 }
 
 impl Events {
@@ -56,18 +56,14 @@ impl Events {
         let Some(data) = line.strip_prefix(b"data:") else {
             return Ok(false); // comment, id, event name
         };
-        let data = line.slice_ref(data.strip_prefix(b" ").unwrap_or(data));
-        if self.data.is_empty() {
-            self.data = data;
-        } else {
+        let data = data.strip_prefix(b" ").unwrap_or(data);
+        if !self.data.is_empty() {
             if self.data.len() + data.len() >= RUN_LINE_BYTES_MAX {
                 return Err(RunError::LineTooLong);
             }
-            let mut joined = BytesMut::from(&self.data[..]);
-            joined.extend_from_slice(b"\n");
-            joined.extend_from_slice(&data);
-            self.data = joined.freeze();
+            self.data.extend_from_slice(b"\n");
         }
+        self.data.extend_from_slice(data);
         Ok(false)
     }
 

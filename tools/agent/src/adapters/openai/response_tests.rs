@@ -56,6 +56,26 @@ fn p26_the_same_deltas_come_of_an_event_stream_cut_at_every_byte() {
     assert_eq!(events(&bytes).unwrap().0, words);
 }
 
+#[test]
+fn an_event_of_many_lines_grows_in_place_up_to_its_bound() {
+    let line = Bytes::from(format!("data: {}", "x".repeat(63)));
+    let mut events = Events::default();
+    let (mut moves, mut at) = (0, events.data.as_ptr());
+    for lines in 1..=RUN_LINE_BYTES_MAX / 64 {
+        assert_eq!(events.take(&line), Ok(false));
+        assert_eq!(events.data.len(), lines * 64 - 1);
+        moves += u32::from(events.data.as_ptr() != at);
+        at = events.data.as_ptr();
+        if moves > 64 {
+            break;
+        }
+    }
+    assert!(moves <= 64, "gathered again with every line");
+    assert_eq!(events.data.len(), RUN_LINE_BYTES_MAX - 1, "the longest");
+    assert_eq!(events.take(&"data:".into()), Ok(false));
+    assert_eq!(events.take(&"data:".into()), Err(RunError::LineTooLong));
+}
+
 /// Proves.
 #[test]
 fn r302_native_tool_calls_are_equal_on_the_completion() {
