@@ -301,6 +301,7 @@ const _: () = {
     assert!(NODES_MAX * COMMANDS_PER_NODE_MAX <= 1 << 24 && COMMANDS_PER_NODE_MAX > 1); // command id
     assert!(HELD_TOOL_TEXT_BYTES_MAX <= RESPONSE_START_BYTES_MAX); // the scratch buffer takes it
     assert!(RUN_TOOL_CALLS_BYTES_MAX + 4_096 <= ASSEMBLED_BYTES_MAX as usize);
+    assert!(RUN_TOOL_CALLS_MAX <= RESTORED_TOOL_CALLS_MAX as usize);
     assert!(RUN_DELTA_BYTES + 1_024 <= RECEIVE_BUFFER_BYTES as usize);
     assert!(CUT_TAIL_BYTES_MAX <= BLOCK_BYTES); // collected in one carry buffer
     assert!(HEAD_BYTES_MAX <= u16::MAX as u32 && REQUEST_LINE_BYTES_MAX < HEAD_BYTES_MAX); // 16-bit spans

@@ -434,6 +434,18 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, RunErr
 }
 
 /// What an error body says: `error`, or its `message`, or else the body's own text.
+/// A list of a provider, its entries as they were written; one of more than `max` is `surplus`.
+pub(crate) fn entries(
+    list: &RawValue,
+    max: usize,
+    surplus: RunError,
+) -> Result<Vec<&RawValue>, RunError> {
+    if !list.get().starts_with('[') {
+        return Err(RunError::Foreign);
+    }
+    members::list(list, max).map_err(|_| surplus)
+}
+
 pub(crate) fn error_message(body: &[u8]) -> String {
     let error = members::Members::parse(body)
         .ok()

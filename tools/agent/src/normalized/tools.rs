@@ -8,6 +8,8 @@ use iop_proto::limits::{RUN_TOOL_CALLS_BYTES_MAX, RUN_TOOL_CALLS_MAX};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::{RunError, entries};
+
 /// More calls, or more of them, than an event may carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolCallsTooLarge;
@@ -41,10 +43,16 @@ impl ToolCalls {
     }
 
     /// The provider's whole array in OpenAI's shape; an empty one is none.
-    pub(crate) fn take_array(&mut self, array: &RawValue) -> Result<(), ToolCallsTooLarge> {
+    ///
+    /// # Errors
+    /// It is no array of objects, or a larger one than the Edge takes calls out of.
+    pub(crate) fn take_array(&mut self, array: &RawValue) -> Result<(), RunError> {
+        let calls = entries(array, RUN_TOOL_CALLS_MAX, RunError::ToolCallsTooLarge)?;
         self.weigh(array.get().len())?;
-        let bare = array.get().trim_start_matches('[').trim_start();
-        if !bare.starts_with(']') {
+        if calls.iter().any(|call| !call.get().starts_with('{')) {
+            return Err(RunError::Foreign);
+        }
+        if !calls.is_empty() {
             self.verbatim = Some(array.get().to_owned());
         }
         Ok(())
@@ -201,13 +209,24 @@ mod tests {
 
     #[test]
     fn an_array_of_the_providers_own_stays_as_it_was_written() {
+        fn raw(text: &str) -> &RawValue {
+            serde_json::from_str(text).unwrap()
+        }
         let text = r#"[ {"id":"c1","extra":1e400,"function":{"name":"f","arguments":"{}"}} ]"#;
-        let raw = |text| serde_json::from_str::<&RawValue>(text).unwrap();
         let mut calls = ToolCalls::new(0);
         calls.take_array(raw("[ ]")).unwrap();
         assert_eq!(calls.verbatim, None);
         calls.take_array(raw(text)).unwrap();
         assert_eq!(json(calls), text);
+        for foreign in ["{}", "7", "\"[]\"", "[7]", "[{}, []]", "[null]"] {
+            let taken = ToolCalls::new(0).take_array(raw(foreign));
+            assert_eq!(taken, Err(RunError::Foreign), "{foreign}");
+        }
+        let of = |count| format!("[{}]", vec!["{}"; count].join(","));
+        let most = of(RUN_TOOL_CALLS_MAX);
+        assert_eq!(ToolCalls::new(0).take_array(raw(&most)), Ok(()));
+        let more = ToolCalls::new(0).take_array(raw(&of(RUN_TOOL_CALLS_MAX + 1)));
+        assert_eq!(more, Err(RunError::ToolCallsTooLarge));
     }
 
     #[test]

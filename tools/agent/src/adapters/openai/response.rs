@@ -3,14 +3,14 @@
 //! Lives on: the attempt's task. View: one answer. Bound: one event of `RUN_LINE_BYTES_MAX`.
 use bytes::{Bytes, BytesMut};
 use iop_proto::domain::Usage;
-use iop_proto::limits::RUN_LINE_BYTES_MAX;
+use iop_proto::limits::{RUN_LINE_BYTES_MAX, RUN_PARTS_MAX, RUN_TOOL_CALLS_MAX};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::normalized::lines::Lines;
 use crate::normalized::members::Str;
 use crate::normalized::text::Piece;
-use crate::normalized::{self, Answer, Finish, RunError, error_text};
+use crate::normalized::{self, Answer, Finish, RunError, entries, error_text};
 use crate::session::said;
 
 /// An event stream, cut anywhere.
@@ -86,8 +86,9 @@ impl Events {
 struct Part<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
+    /// Looked at one by one: what a choice is read into is fifty times as long as an empty one.
     #[serde(borrow)]
-    choices: Option<Vec<Choice<'a>>>,
+    choices: Option<&'a RawValue>,
     usage: Option<Counts>,
 }
 
@@ -171,8 +172,14 @@ fn part(json: &[u8], answer: &mut Answer) -> Result<(), RunError> {
             total_tokens: counts.total_tokens.max(0),
         });
     }
-    let choices = part.choices.into_iter().flatten();
-    for choice in choices.filter(|choice| choice.index.unwrap_or(0) == 0) {
+    let choices = part.choices.map_or(Ok(vec![]), |choices| {
+        entries(choices, RUN_PARTS_MAX, RunError::Foreign)
+    })?;
+    for choice in choices {
+        let choice: Choice<'_> = normalized::object(choice.get().as_bytes())?;
+        if choice.index.unwrap_or(0) != 0 {
+            continue;
+        }
         let message = choice.message.unwrap_or_default();
         let delta = choice.delta.unwrap_or_default();
         let texts = [message.content, delta.content, choice.text];
@@ -193,14 +200,12 @@ fn part(json: &[u8], answer: &mut Answer) -> Result<(), RunError> {
 }
 
 fn pieces(calls: &RawValue, answer: &mut Answer) -> Result<(), RunError> {
-    let calls: Option<Vec<CallPiece<'_>>> =
-        serde_json::from_str(calls.get()).map_err(|_| RunError::Foreign)?;
-    for CallPiece {
-        index,
-        id,
-        function,
-    } in calls.into_iter().flatten()
-    {
+    for piece in entries(calls, RUN_TOOL_CALLS_MAX, RunError::ToolCallsTooLarge)? {
+        let CallPiece {
+            index,
+            id,
+            function,
+        } = normalized::object(piece.get().as_bytes())?;
         let function = function.unwrap_or_default();
         let text = |text: &Option<Str<'_>>| {
             let text = text.as_ref().map(|text| text.0.as_ref());

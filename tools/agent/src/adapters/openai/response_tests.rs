@@ -134,6 +134,32 @@ fn completions_and_foreign_choices() {
     );
 }
 
+#[test]
+fn lists_of_an_answer_are_bounded_before_they_are_read() {
+    let choices = |count: usize| {
+        let mut choices = vec![json!({"index": 1}); count];
+        choices[0] = json!({"text": "a", "finish_reason": "stop"});
+        whole(&json!({"choices": choices})).map(|(deltas, _)| deltas)
+    };
+    assert_eq!(choices(RUN_PARTS_MAX), Ok(vec!["a".to_owned()]));
+    assert_eq!(choices(RUN_PARTS_MAX + 1), Err(RunError::Foreign));
+    let pieces = |count: usize| {
+        let piece = json!({"index": 0, "function": {"name": "f"}});
+        let delta = json!({"tool_calls": vec![piece; count]});
+        events(&[chunk(delta, Some("stop")).as_bytes()])
+    };
+    let named = tool_calls(pieces(RUN_TOOL_CALLS_MAX)).unwrap();
+    let name = named[0]["function"]["name"].as_str().unwrap();
+    assert_eq!(name.len(), RUN_TOOL_CALLS_MAX);
+    let more = pieces(RUN_TOOL_CALLS_MAX + 1);
+    assert_eq!(more, Err(RunError::ToolCallsTooLarge));
+    for choices in ["[[]]", "[null]", "[7]", "{}"] {
+        let event = format!("data: {{\"choices\":{choices}}}\n\n");
+        let read = events(&[event.as_bytes()]);
+        assert_eq!(read, Err(RunError::Foreign), "{choices}");
+    }
+}
+
 /// Proves [P-30], [P-31].
 #[test]
 fn p31_an_error_or_a_missing_end_is_a_failure() {
