@@ -406,13 +406,14 @@ impl RunCall {
         }
     }
 
-    /// The provider said no: once, where it is about tools, the request goes without them. `[R-305]`
+    /// The provider said no: once, where it is about tools, the request goes without them, if it
+    /// can. `[R-305]`
     fn refused(&mut self, status: i32, body: &[u8]) -> Result<(), RunError> {
         let message = error_message(body);
         let fallback = self.fallback.take().filter(|_| self.may_retry);
-        match fallback.filter(|_| openai::refuses_tools(status, &message)) {
-            Some(fallback) => {
-                let (request, text_tools) = fallback.request().map_err(|_| RunError::Foreign)?;
+        let fallback = fallback.filter(|_| openai::refuses_tools(status, &message));
+        match fallback.and_then(|fallback| fallback.request().ok()) {
+            Some((request, text_tools)) => {
                 self.call = HttpCall::new(self.client.clone(), request);
                 self.state = State::Asked;
                 self.text_tools = text_tools;
@@ -433,7 +434,6 @@ pub(crate) fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, RunErr
     read.ok_or(RunError::Foreign)
 }
 
-/// What an error body says: `error`, or its `message`, or else the body's own text.
 /// A list of a provider, its entries as they were written; one of more than `max` is `surplus`.
 pub(crate) fn entries(
     list: &RawValue,
@@ -446,6 +446,7 @@ pub(crate) fn entries(
     members::list(list, max).map_err(|_| surplus)
 }
 
+/// What an error body says: `error`, or its `message`, or else the body's own text.
 pub(crate) fn error_message(body: &[u8]) -> String {
     let error = members::Members::parse(body)
         .ok()

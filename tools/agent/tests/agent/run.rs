@@ -506,3 +506,13 @@ async fn a_cancelled_run_is_not_asked_a_second_time() {
     assert!(call.gone().await < Duration::from_millis(250));
     assert!(world.provider.is_idle());
 }
+    // What cannot be put into text stays as the provider refused it.
+    let odd = r#"{"messages":"U","tools":[{"type":"function"}]}"#;
+    world.conn.start(run("odd", odd)).await;
+    call.read_request().await;
+    call.answer("400 Bad Request", NO_TOOLS).await;
+    let told = world.conn.told("odd").await;
+    assert_eq!(
+        told.error(),
+        "provider unreachable: HTTP status 400: tools not supported"
+    );
