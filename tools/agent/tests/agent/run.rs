@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
-    Adapter, HardTimeout, RunEventKind, RunRequest, StallTimeout, Usage, run_key,
+    Adapter, HardTimeout, OnCancel, RunEventKind, RunRequest, StallTimeout, Usage, run_key,
 };
 use iop_proto::limits::{RUN_DELTA_BYTES, RUN_ERROR_BYTES_MAX};
 use serde_json::{Value, json};
@@ -23,11 +23,16 @@ struct World {
 }
 
 async fn world(kind: ProviderKind, capacity: i32) -> World {
+    world_with(kind, capacity, OnCancel::Abort).await
+}
+
+async fn world_with(kind: ProviderKind, capacity: i32, on_cancel: OnCancel) -> World {
     let provider = Provider::start().await;
     let edge = Edge::start().await;
     let agent = Agent::start(edge.config());
     let base_url = format!("http://127.0.0.1:{}", provider.port());
-    let adapter = Adapter::new("a".to_owned(), kind, capacity, base_url);
+    let mut adapter = Adapter::new("a".to_owned(), kind, capacity, base_url);
+    adapter.options.on_cancel = on_cancel;
     let conn = edge.ready(payload(vec![adapter])).await;
     World {
         provider,
@@ -498,12 +503,22 @@ async fn r305_a_server_without_tools_is_asked_once_more_in_text() {
 
 #[tokio::test]
 async fn a_cancelled_run_is_not_asked_a_second_time() {
-    let mut world = world(ProviderKind::OpenAiCompat, 4).await;
+    let mut world = world_with(ProviderKind::OpenAiCompat, 1, OnCancel::Drain).await;
     let mut call = world.called(run("r", TOOLS)).await;
     world.conn.cancel("r").await;
     let told = world.conn.told("r").await;
     assert_eq!(told.terminal.unwrap().kind, RunEventKind::Cancelled);
-    assert!(call.gone().await < Duration::from_millis(250));
+    // Its call is read to its end and holds the only slot: a second request of it would come first.
+    world.conn.start(run("next", ASK)).await;
+    let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\n";
+    call.write(format!("{head}content-length: {}\r\n\r\n", NO_TOOLS.len()))
+        .await;
+    call.write(NO_TOOLS).await;
+    drop(call);
+    let mut call = world.provider.request().await;
+    assert_eq!(body(&call)["messages"][0]["content"], "hi");
+    event_stream(&mut call, "x").await;
+    assert_eq!(world.conn.told("next").await.text(), "x");
     assert!(world.provider.is_idle());
 }
     // What cannot be put into text stays as the provider refused it.
