@@ -34,6 +34,8 @@ pub enum Rejection {
     CredentialUnmanaged,
     /// Nobody could be answered. `[R-082]`
     RunIdMissing,
+    /// Run id or target, which an answer may have to repeat more than once.
+    NameTooLong,
     /// The id's first stream is only retained. `[D-52]`
     RunRetained,
     AttemptsFull,
@@ -59,6 +61,7 @@ impl Rejection {
             Self::CredentialAbsent => "this node takes no tunnel without a credential lease",
             Self::CredentialUnmanaged => "this node takes no credential leases",
             Self::RunIdMissing => "the request has no run id",
+            Self::NameTooLong => "the run id or the target is too long",
             Self::RunRetained => "the run id is still in use",
             Self::AttemptsFull => "too many attempts on this node",
             Self::WaitingFull => "too many attempts wait for capacity",

@@ -10,7 +10,7 @@ use iop_control::node::gate::{Entry, Gates};
 use iop_control::node::runs::{Refusal, Runs};
 use iop_control::node::{LinkId, Ticket};
 use iop_proto::ids::Now;
-use iop_proto::limits::ATTEMPTS_MAX;
+use iop_proto::limits::{ATTEMPTS_MAX, NAME_BYTES_MAX};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinSet};
 use tracing::{debug, error};
@@ -61,6 +61,11 @@ struct Admitted {
     instance: Arc<Instance>,
     work: Work,
     slot: Slot,
+}
+
+/// A stall's terminal names the run twice and the target too, and has to fit one envelope.
+const fn is_long(name: &str) -> bool {
+    name.len() > NAME_BYTES_MAX as usize
 }
 
 /// All attempts, their ids and their slots.
@@ -155,6 +160,9 @@ impl Attempts {
         let (family, run_id) = (request.family(), request.run_id().to_owned());
         if run_id.is_empty() {
             return self.reject(bulk, family, run_id, &Rejection::RunIdMissing.into());
+        }
+        if is_long(&run_id) {
+            return self.reject(bulk, family, run_id, &Rejection::NameTooLong.into());
         }
         // Checks come in this order: a taken id may never be answered with a terminal.
         let ticket = match self.runs.take(link, &run_id) {
@@ -252,6 +260,9 @@ impl Attempts {
         ticket: Ticket,
         request: Request,
     ) -> Result<Admitted, Denied> {
+        if is_long(request.target()) {
+            return Err(Rejection::NameTooLong.into());
+        }
         let timeouts = request.boundary(self.credentials.is_some())?;
         let instance = adapters.get(request.adapter()).cloned();
         let instance = instance.ok_or(Rejection::AdapterUnknown)?;

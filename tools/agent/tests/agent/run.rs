@@ -6,7 +6,7 @@ use iop_proto::catalog::ProviderKind;
 use iop_proto::domain::{
     Adapter, HardTimeout, OnCancel, RunEventKind, RunRequest, StallTimeout, Usage, run_key,
 };
-use iop_proto::limits::{RUN_DELTA_BYTES, RUN_ERROR_BYTES_MAX};
+use iop_proto::limits::{NAME_BYTES_MAX, RUN_DELTA_BYTES, RUN_ERROR_BYTES_MAX};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -133,6 +133,12 @@ async fn r082_what_cannot_be_run_is_one_error_event_and_no_call() {
         stall_timeout: StallTimeout::from_wire(ms),
         ..run("r", ASK)
     };
+    let to = |target: &str| RunRequest {
+        target: target.to_owned(),
+        ..run("r", ASK)
+    };
+    let longest = "n".repeat(NAME_BYTES_MAX as usize);
+    let long = format!("{longest}n");
     let late = RunRequest {
         timeout: HardTimeout::from_wire(-1),
         ..run("r", ASK)
@@ -141,6 +147,8 @@ async fn r082_what_cannot_be_run_is_one_error_event_and_no_call() {
         (other("b"), "unknown adapter"),
         (other("t"), "unknown adapter"),
         (run("", ASK), "the request has no run id"),
+        (run(&long, ASK), "the run id or the target is too long"),
+        (to(&long), "the run id or the target is too long"),
         (late, "timeout_sec is negative"),
         (stalls(-1), "response_stall_timeout_ms is negative"),
         (stalls(i64::MAX), "response_stall_timeout_ms is too large"),
@@ -157,6 +165,18 @@ async fn r082_what_cannot_be_run_is_one_error_event_and_no_call() {
         assert_eq!((told.start, told.deltas), (None, vec![]));
     }
     assert!(world.provider.is_idle());
+    let longest = RunRequest {
+        run_id: longest.clone(),
+        ..to(&longest)
+    };
+    let (run_id, target) = (longest.run_id.clone(), longest.target.clone());
+    let mut call = world.called(longest).await;
+    assert_eq!(body(&call)["model"], target);
+    call.write("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+        .await;
+    call.write(LAST).await;
+    drop(call);
+    world.conn.told(&run_id).await.completion();
     world.still_serves().await;
 }
 
@@ -487,6 +507,16 @@ async fn r305_a_server_without_tools_is_asked_once_more_in_text() {
         "provider unreachable: HTTP status 400: too hot"
     );
     assert!(world.provider.is_idle());
+    // What cannot be put into text stays as the provider refused it.
+    let odd = r#"{"messages":"U","tools":[{"type":"function"}]}"#;
+    world.conn.start(run("odd", odd)).await;
+    call.read_request().await;
+    call.answer("400 Bad Request", NO_TOOLS).await;
+    let told = world.conn.told("odd").await;
+    assert_eq!(
+        told.error(),
+        "provider unreachable: HTTP status 400: tools not supported"
+    );
     // Refused twice: no third call.
     world.conn.start(run("twice", TOOLS)).await;
     call.read_request().await;
@@ -521,13 +551,3 @@ async fn a_cancelled_run_is_not_asked_a_second_time() {
     assert_eq!(world.conn.told("next").await.text(), "x");
     assert!(world.provider.is_idle());
 }
-    // What cannot be put into text stays as the provider refused it.
-    let odd = r#"{"messages":"U","tools":[{"type":"function"}]}"#;
-    world.conn.start(run("odd", odd)).await;
-    call.read_request().await;
-    call.answer("400 Bad Request", NO_TOOLS).await;
-    let told = world.conn.told("odd").await;
-    assert_eq!(
-        told.error(),
-        "provider unreachable: HTTP status 400: tools not supported"
-    );
