@@ -424,6 +424,10 @@ impl HttpCall {
     }
 }
 
+/// The method of a request whose call has a bug.
+#[cfg(test)]
+pub(crate) const PANICS: &str = "PANICS";
+
 /// One request; a second one only when an idle connection was reused and found dead before any byte
 /// of a response, while nothing else was decided. `[D-20]` `[P-42]`
 async fn send(
@@ -431,6 +435,8 @@ async fn send(
     request: ProviderRequest,
     may_retry: Arc<AtomicBool>,
 ) -> Result<Response, ProviderError> {
+    #[cfg(test)]
+    assert!(request.method.as_str() != PANICS, "planted");
     let (first, connects) = counted(client.execute(request.build())).await;
     let error = match first {
         Ok(response) => return Ok(response),
