@@ -664,6 +664,78 @@ pki:
     }
 
     #[test]
+    fn keys_of_the_credential_plane_are_judged_at_their_bounds() {
+        let section = |keys: &str, issuers: &str, skew: &str| {
+            format!(
+                "credential_plane: on\ncredentials:\n  recipient_keys: [{keys}]\n  \
+                 issuer_keys: [{issuers}]\n  clock_skew_ms: {skew}\n"
+            )
+        };
+        let judged = |section: &str| parsed(&format!("{WHOLE}{section}"));
+        let (most, over) = ("a, b, c, d", "a, b, c, d, e");
+        for (keys, issuers, ms) in [("a, /k/b", most, 50), (most, "a", 60_000)] {
+            let config = judged(&section(keys, issuers, &ms.to_string())).unwrap();
+            let files = config.credentials.expect("the plane is on");
+            assert_eq!(files.recipient_keys.len(), keys.split(',').count());
+            assert_eq!(files.recipient_keys[0], Path::new("/etc/iop/a"));
+            assert_eq!(files.issuer_keys.len(), issuers.split(',').count());
+            assert_eq!(files.clock_skew, Duration::from_millis(ms));
+        }
+        let mut omitted = judged(&section("a", "b", "~")).unwrap();
+        let skew = omitted.credentials.take().expect("on").clock_skew;
+        assert_eq!(skew, Duration::from_millis(CLOCK_SKEW_MS));
+        let good = section("a", "b", "50");
+        let off = judged(&good.replace("plane: on", "plane: off")).unwrap();
+        assert_eq!(off.credentials, None);
+        let (skew, count) = ("must be 50 to 60000 ms", "must name 1 to 4 files");
+        for (more, line, expected) in [
+            (
+                section("a", "b", "49"),
+                14,
+                format!("credentials.clock_skew_ms: {skew}"),
+            ),
+            (
+                section("a", "b", "60001"),
+                14,
+                format!("credentials.clock_skew_ms: {skew}"),
+            ),
+            (
+                section("", "b", "50"),
+                12,
+                format!("credentials.recipient_keys: {count}"),
+            ),
+            (
+                section(over, "b", "50"),
+                12,
+                format!("credentials.recipient_keys: {count}"),
+            ),
+            (
+                section("a", "", "50"),
+                13,
+                format!("credentials.issuer_keys: {count}"),
+            ),
+            (
+                section("a", over, "50"),
+                13,
+                format!("credentials.issuer_keys: {count}"),
+            ),
+            (
+                "credential_plane: on\n".to_owned(),
+                10,
+                "credential_plane: on needs credentials: recipient_keys and issuer_keys".to_owned(),
+            ),
+            (
+                format!("{good}insecure_plaintext: true\n"),
+                10,
+                "credential_plane: on needs TLS: not insecure_plaintext".to_owned(),
+            ),
+        ] {
+            let expected = format!("/etc/iop/node.yaml:{line}: {expected}");
+            assert_eq!(refused(&more), expected);
+        }
+    }
+
+    #[test]
     fn what_the_parser_refuses_has_line_and_field_too() {
         for (more, field) in [
             (
