@@ -98,7 +98,7 @@ pub(crate) fn key_text<T>(
     path: &Path,
     parse: impl FnOnce(&str) -> Result<T, iop_lease::KeyError>,
 ) -> Result<T, CredentialError> {
-    let text = Zeroizing::new(contents(path)?);
+    let text = contents(path)?;
     // What is not text is no key either.
     let text = core::str::from_utf8(&text).unwrap_or_default();
     parse(text).map_err(|error| CredentialError::Key {
@@ -176,13 +176,14 @@ fn judge_own(leaf: &CertificateDer<'_>, now: UnixTime, path: &Path) -> Result<()
     Ok(())
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, CredentialError> {
+fn contents(path: &Path) -> Result<Zeroizing<Vec<u8>>, CredentialError> {
     let failed = |error| CredentialError::File {
         path: path.to_owned(),
         error,
     };
     let file = std::fs::File::open(path).map_err(failed)?;
-    let mut bytes = Vec::new();
+    // All of it at once: growing would leave a copy of a key's beginning behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(PEM_BYTES_MAX as usize + 1));
     file.take(PEM_BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
@@ -349,6 +350,19 @@ impl ServerCertVerifier for EdgeVerifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_read_into_one_buffer_and_the_longest_one_passes() {
+        let path = std::env::temp_dir().join(format!("iop-agent-pem-{}", std::process::id()));
+        for (surplus, fits) in [(0, true), (1, false)] {
+            std::fs::write(&path, vec![b'x'; PEM_BYTES_MAX as usize + surplus]).unwrap();
+            let read = contents(&path).map(|bytes| (bytes.len(), bytes.capacity()));
+            assert_eq!(read.is_ok(), fits);
+            let whole = PEM_BYTES_MAX as usize;
+            assert!(!fits || matches!(read, Ok(read) if read == (whole, whole + 1)));
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn an_id_is_judged_by_domain_role_and_name() {
