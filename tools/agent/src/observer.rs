@@ -2,9 +2,8 @@
 //!
 //! Lives on: a thread of its own, so that an observer which panics or blocks touches no terminal.
 //! View: configured names and closed words, never an id, a payload or a caller. Bound:
-//! `OBSERVATIONS_QUEUED` waiting, the rest counted; `OBSERVATIONS_LOGGED` lines a second. `[I5.10]`
+//! `OBSERVATIONS_QUEUED` waiting, the rest counted; lines as of a [`Limit`]. `[I5.10]`
 use core::panic::AssertUnwindSafe;
-use core::time::Duration;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +13,10 @@ use std::time::Instant;
 use iop_control::node::attempt::Stall;
 use tracing::warn;
 
+use crate::trouble::Limit;
+
 /// Observations that wait for a slow observer; small and copied.
 const OBSERVATIONS_QUEUED: usize = 256;
-/// Lines a second: a dead backend stalls everything that runs on it at once. `[D-25]`
-const OBSERVATIONS_LOGGED: u32 = 10;
 
 /// One finalized stall. Bounded and free of whatever a caller chose. `[R-322]` `[R-323]`
 #[derive(Clone, Debug)]
@@ -60,24 +59,17 @@ impl Observer {
         Self { queue, lost }
     }
 
-    /// Logs, at most so many lines a second.
+    /// Logs; a dead backend stalls everything that runs on it at once. `[D-25]`
     pub(crate) fn log() -> Self {
-        let mut window = Instant::now();
-        let (mut lines, mut suppressed) = (0, 0_u64);
+        let mut limit = Limit::new();
         Self::start(move |observed, lost| {
-            if window.elapsed() >= Duration::from_secs(1) {
-                (window, lines) = (Instant::now(), 0);
-            }
-            lines += 1;
-            if lines > OBSERVATIONS_LOGGED {
-                suppressed += 1;
+            let Some(suppressed) = limit.admit(Instant::now()) else {
                 return;
-            }
+            };
             let Observed { adapter, stall } = observed;
             let (health, fenced) = (stall.health.health(), stall.fenced);
             let idle_ms = stall.idle_ms;
             warn!(%adapter, health, fenced, idle_ms, suppressed, lost, "response stalled");
-            suppressed = 0;
         })
     }
 
@@ -93,6 +85,7 @@ impl Observer {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
     use std::sync::mpsc::channel;
 
     use iop_proto::domain::HealthEvidence;
