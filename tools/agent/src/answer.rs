@@ -227,9 +227,7 @@ fn error_text(failure: Failure, detail: Option<&str>) -> String {
         Some(detail) => Cow::Owned(format!("{}: {detail}", failure.prefix())),
         None => Cow::Borrowed(failure.prefix()),
     };
-    let most = (0..=ERROR_BYTES_MAX.min(text.len())).rev();
-    let end = most.into_iter().find(|&at| text.is_char_boundary(at));
-    text[..end.unwrap_or(0)].to_owned()
+    text[..text.floor_char_boundary(ERROR_BYTES_MAX)].to_owned()
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ async fn ask(
     }
 }
 
-/// Status and whole body of a short answer; of a longer one its beginning, which is no JSON.
+/// Status and whole body of a short answer; one longer than `PROBE_BYTES_MAX` is malformed.
 pub(super) async fn answer(mut call: HttpCall) -> Result<(i32, Vec<u8>), ProviderError> {
     let (mut code, mut body) = (0, Vec::new());
     while let Some(item) = call.next().await? {

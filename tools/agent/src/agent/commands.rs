@@ -72,9 +72,7 @@ impl RefreshError {
             Self::Missing => "no configuration".to_owned(),
             Self::Apply(error) => error.redacted(),
         };
-        while text.len() > ERROR_BYTES_MAX {
-            text.pop();
-        }
+        text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
         text
     }
 }
