@@ -1,11 +1,14 @@
 //! Exit codes and signals of the agent as a process of its own: this test binary, started again.
 use std::path::Path;
+use std::process::Stdio;
 
 use iop_proto::domain::{CommandKind, Message, NodeCommandRequest};
 use iop_proto::limits::ALPN;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
+use crate::reload::{RELOADED, again};
 use crate::support::edge::{Edge, payload};
 use crate::support::pki::{EDGE_ID, Leaf, NODE_ID, Pki};
 use crate::support::{plant, within};
@@ -18,20 +21,25 @@ const CONFIG: &str = "IOP_AGENT_TEST_CONFIG";
 #[expect(clippy::exit, reason = "the exit code is what the parent looks at")]
 fn child() {
     if let Some(config) = std::env::var_os(CONFIG) {
+        tracing_subscriber::fmt().with_ansi(false).init();
         let config = iop_agent::load(Path::new(&config)).unwrap();
         std::process::exit(iop_agent::run_blocking(config).code().into());
     }
 }
 
 fn start(directory: &Path, port: u16, lines: &str) -> Child {
+    command(directory, port, lines).spawn().unwrap()
+}
+
+fn command(directory: &Path, port: u16, lines: &str) -> Command {
     let text = format!("node_id: n1\nedge:\n  address: 127.0.0.1:{port}\n{lines}");
     let text = text.replace("edge:\n", "edge:\n  trust_domain: iop.test\n  name: e1\n");
-    Command::new(std::env::current_exe().unwrap())
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["process::child", "--exact", "--nocapture"])
         .env(CONFIG, plant(directory, "node.yaml", &text))
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap()
+        .kill_on_drop(true);
+    command
 }
 
 async fn exit_code(mut child: Child) -> Option<i32> {
@@ -116,19 +124,29 @@ async fn a_hangup_reads_the_certificates_again_and_ends_nothing() {
     let port = edge.listener.local_addr().unwrap().port();
     let lines = "pki: {ca: ca.pem, certificate: node.pem, key: node.key}\n\
                  reconnect: {max_attempts: 0, interval_sec: 1}\n";
-    let child = start(&directory, port, lines);
+    let mut command = command(&directory, port, lines);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
     let conn = edge.ready(payload(vec![])).await;
+    // Nothing has changed: only the signal reads the files.
+    signal(&child, "-HUP").await;
+    let told = async {
+        while let Some(line) = said.next_line().await.unwrap() {
+            if line.contains(RELOADED) {
+                return true;
+            }
+        }
+        false
+    };
+    assert!(within("the reload", told).await);
+    tokio::spawn(async move { while let Ok(Some(_)) = said.next_line().await {} });
     for (name, text) in second.material(&Leaf::of(NODE_ID)) {
         plant(&directory, name, &text);
     }
     signal(&child, "-HUP").await;
     edge.present(second.edge(&Leaf::of(EDGE_ID), &[ALPN]));
     drop(conn);
-    let mut conn = loop {
-        if let Ok(conn) = edge.handshake().await {
-            break conn;
-        }
-    };
+    let mut conn = again(&edge).await;
     conn.register(payload(vec![])).await;
     conn.acknowledge().await;
     let question = NodeCommandRequest {

@@ -5,17 +5,25 @@ use iop_proto::limits::ALPN;
 
 use crate::support::edge::{Conn, Edge, adapter, payload};
 use crate::support::pki::{EDGE_ID, Leaf, NODE_ID, Pki};
-use crate::support::{Agent, Log, plant};
+use crate::support::{Agent, Log, plant, within};
 
 const KEPT: &str = "certificates not reloaded, the old ones stay";
-const RELOADED: &str = "certificates reloaded";
+pub(crate) const RELOADED: &str = "certificates reloaded";
 
-async fn session(edge: &Edge) -> Conn {
-    let mut conn = loop {
-        if let Ok(conn) = edge.handshake().await {
-            break conn;
+/// The first connection of an agent that trusts the Edge and that the Edge trusts.
+pub(crate) async fn again(edge: &Edge) -> Conn {
+    let met = async {
+        loop {
+            if let Ok(conn) = edge.handshake().await {
+                break conn;
+            }
         }
     };
+    within("a good handshake", met).await
+}
+
+async fn session(edge: &Edge) -> Conn {
+    let mut conn = again(edge).await;
     conn.register(payload(vec![adapter(1, 1)])).await;
     conn.acknowledge().await;
     conn
@@ -34,6 +42,9 @@ async fn p73_certificate_key_and_roots_are_replaced_together_and_a_torn_pair_kee
     assert!(matches!(config.security, Security::Mutual { .. }));
     let agent = Agent::start(config);
     let conn = session(&edge).await;
+    // Nothing has changed: only the order reads the files.
+    agent.handle.reload();
+    log.wait(RELOADED, 1).await;
 
     // A certificate without its key: said once for each look that was asked for; the old pair stays.
     let [cert, key, roots] = second.material(&leaf);
@@ -45,7 +56,7 @@ async fn p73_certificate_key_and_roots_are_replaced_together_and_a_torn_pair_kee
     // The rest follows, and nobody asks: the change itself is seen.
     plant(&directory, key.0, &key.1);
     plant(&directory, roots.0, &roots.1);
-    log.wait(RELOADED, 1).await;
+    log.wait(RELOADED, 2).await;
     edge.present(second.edge(&Leaf::of(EDGE_ID), &[ALPN]));
     drop(conn);
     let conn = session(&edge).await;
