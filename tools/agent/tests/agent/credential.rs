@@ -1,5 +1,6 @@
 //! Managed tunnels: what a lease opens, everything that opens nothing, and that each opens once.
 use core::time::Duration;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use iop_agent::config::CredentialFiles;
@@ -59,15 +60,20 @@ struct World {
     issued: u8,
 }
 
+/// Written once: another test's agent may be reading them.
 fn files() -> CredentialFiles {
-    let directory = std::env::temp_dir().join(format!("iop-agent-keys-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let secret = secret_text(KeyKind::RecipientSecret, &[5; 32]);
-    CredentialFiles {
-        recipient_keys: vec![plant(&directory, "recipient.key", &secret)],
-        issuer_keys: vec![plant(&directory, "issuer.pub", &issuer().public().text())],
-        clock_skew: SKEW,
-    }
+    static FILES: OnceLock<CredentialFiles> = OnceLock::new();
+    let files = FILES.get_or_init(|| {
+        let directory = std::env::temp_dir().join(format!("iop-agent-keys-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let secret = secret_text(KeyKind::RecipientSecret, &[5; 32]);
+        CredentialFiles {
+            recipient_keys: vec![plant(&directory, "recipient.key", &secret)],
+            issuer_keys: vec![plant(&directory, "issuer.pub", &issuer().public().text())],
+            clock_skew: SKEW,
+        }
+    });
+    files.clone()
 }
 
 fn agent(edge: &Edge) -> Agent {
