@@ -7,8 +7,9 @@ channel of its own: with tools it calls the first one, unless the last message i
 with `format` it answers JSON; a prompt or last user message steers it by its first word:
 
     slow    pauses 50 ms before every piece       think   thinks before it talks
-    break   an error object in mid-stream         cut     the connection ends in mid-stream
-    long N  N pieces                              silent  accepts and says nothing until the client leaves
+    slow N  the same, N pieces                    break   an error object in mid-stream
+    long N  N pieces                              cut     the connection ends in mid-stream
+    silent  accepts and says nothing until the client leaves
 
 Other models are not found. `GET /requests` lists every call seen: path, body, and whether the caller left early.
 Answers are made of the shapes that the official `ollama` client reads; python's standard library alone serves them.
@@ -47,7 +48,7 @@ def counts(prompt, pieces):
 def pieces_of(prompt, body):
     """What the model says."""
     first, *rest = prompt.split() or [""]
-    count = int(rest[0]) if first == "long" and rest else len(WORDS)
+    count = int(rest[0]) if first in ("long", "slow") and rest else len(WORDS)
     count = min(count, (body.get("options") or {}).get("num_predict", count))
     words = [WORDS[n % len(WORDS)] for n in range(count)]
     return [word if n == 0 else f" {word}" for n, word in enumerate(words)]

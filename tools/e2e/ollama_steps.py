@@ -147,7 +147,7 @@ def ollama_errors(stage):
 
 def ollama_abort(stage):
     """A client that leaves mid-stream: the server notices, and nothing stays held."""
-    stream = create(stage, "slow", stream=True)
+    stream = create(stage, "slow 1000", stream=True)  # longer than what is waited for
     for _, chunk in zip(range(3), stream):
         pass
     left = time.monotonic()
@@ -157,7 +157,19 @@ def ollama_abort(stage):
     print(f"  noticed after {(time.monotonic() - left) * 1000:.0f} ms")
 
 
+def ollama_silence(stage):
+    """A client that has waited long enough for a server that says nothing: no different."""
+    impatient = stage.client.with_options(timeout=0.5, max_retries=0)
+    for stream in (True, False):
+        before = len(requests(stage))
+        fails(lambda: impatient.chat.completions.create(model=MODEL, messages=user("silent"), stream=stream),
+              openai.APITimeoutError)
+        assert len(requests(stage)) == before + 1, "it had been asked"
+        stage.wait_for("the server to see its caller leave", lambda: requests(stage)[-1]["left"])
+        stage.wait_for("counters at zero", stage.idle)
+
+
 STEPS = [
     ollama_server_is_read_by_its_own_client, ollama_chat, ollama_chat_stream, ollama_completions, ollama_long,
-    ollama_tools, ollama_json, ollama_errors, ollama_abort,
+    ollama_tools, ollama_json, ollama_errors, ollama_abort, ollama_silence,
 ]
