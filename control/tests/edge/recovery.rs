@@ -179,7 +179,7 @@ fn s63_the_second_run_waits_with_its_age_and_never_for_the_provider_that_failed(
     assert_eq!(refused(&effects)[0].1, Reason::QueueTimeout);
     let unserved = (Eligibility::Eligible, Some(Recovery::Unserved));
     assert_eq!(told(&mut rig), [unserved]);
-    // Or its client leaves, while it waits or while it was parked.
+    // Or its client leaves while it waits; or, parked, when it was granted before control heard of that.
     let mut rig = pair();
     let other = rig.run(8, 0);
     rig.begun(other);
@@ -191,6 +191,13 @@ fn s63_the_second_run_waits_with_its_age_and_never_for_the_provider_that_failed(
     let gone = (Eligibility::Eligible, Some(Recovery::ClientGone));
     assert_eq!(told(&mut rig), [gone]);
     assert_eq!(grants(&rig.complete(other)), []);
+    let mut rig = pair();
+    let granted = grants(&stalls(&mut rig))[0].1;
+    let left = rig.step(Event::ClientGone { client: client(1) });
+    assert_eq!((left, told(&mut rig)), (vec![], vec![]), "the grant stands");
+    let (run, client) = (granted, None);
+    assert_eq!(rig.step(Event::NotSent { run, client }), []);
+    assert_eq!((rig.waiting(), told(&mut rig)), (0, vec![gone]));
 }
 
 /// A fence before the second run has begun: it waits again, and still not for the first provider.
