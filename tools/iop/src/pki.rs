@@ -146,6 +146,41 @@ impl Role {
     }
 }
 
+/// What a key of the credential plane is for.
+#[derive(Clone, Copy, Debug)]
+enum CredentialKey {
+    Issuer,
+    Recipient,
+    Store,
+}
+
+impl CredentialKey {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Issuer => "issuer",
+            Self::Recipient => "recipient",
+            Self::Store => "store",
+        }
+    }
+
+    const fn kind(self) -> KeyKind {
+        match self {
+            Self::Issuer => KeyKind::IssuerSecret,
+            Self::Recipient => KeyKind::RecipientSecret,
+            Self::Store => KeyKind::StoreSecret,
+        }
+    }
+
+    /// The text of its public half.
+    fn public(self, secret: &[u8; 32]) -> Option<String> {
+        match self {
+            Self::Issuer => Some(IssuerKey::from_seed(secret).public().text()),
+            Self::Recipient => Some(RecipientKey::from_bytes(secret).public().text()),
+            Self::Store => None,
+        }
+    }
+}
+
 /// Why a command ended without its files.
 #[derive(Debug)]
 pub(crate) enum PkiError {
@@ -268,9 +303,9 @@ pub(crate) fn run(
         PkiCommand::Init(args) => init(args, now, out),
         PkiCommand::Node(args) => leaf(args, Role::Node, now, out),
         PkiCommand::Edge(args) => leaf(args, Role::Edge, now, out),
-        PkiCommand::Issuer(args) => credential_key(args, KeyKind::IssuerSecret, out),
-        PkiCommand::Recipient(args) => credential_key(args, KeyKind::RecipientSecret, out),
-        PkiCommand::StoreKey(args) => credential_key(args, KeyKind::StoreSecret, out),
+        PkiCommand::Issuer(args) => credential_key(args, CredentialKey::Issuer, out),
+        PkiCommand::Recipient(args) => credential_key(args, CredentialKey::Recipient, out),
+        PkiCommand::StoreKey(args) => credential_key(args, CredentialKey::Store, out),
         PkiCommand::Show(args) => args.files.iter().try_for_each(|path| show(path, now, out)),
     }
 }
@@ -302,7 +337,7 @@ fn init(args: &InitArgs, now: OffsetDateTime, out: &mut dyn Write) -> Result<(),
         })?
         .pem();
     make_directory(&args.dir)?;
-    write_pair(&args.dir, "ca", &certificate, &key, args.force, out)
+    write_certificate(&args.dir, "ca", certificate, &key, args.force, out)
 }
 
 fn leaf(
@@ -351,11 +386,11 @@ fn leaf(
             source,
         })?
         .pem();
-    write_pair(&args.dir, name, &certificate, &key, args.force, out)
+    write_certificate(&args.dir, name, certificate, &key, args.force, out)
 }
 
 /// A key of the credential plane: `NAME.<kind>.key`, and `NAME.<kind>.pub` where it has a public half.
-fn credential_key(args: &KeyArgs, kind: KeyKind, out: &mut dyn Write) -> Result<(), PkiError> {
+fn credential_key(args: &KeyArgs, of: CredentialKey, out: &mut dyn Write) -> Result<(), PkiError> {
     if !is_label(&args.name) {
         return Err(PkiError::Name {
             given: args.name.clone(),
@@ -365,32 +400,11 @@ fn credential_key(args: &KeyArgs, kind: KeyKind, out: &mut dyn Write) -> Result<
     SystemRandom::new()
         .fill(&mut *secret)
         .map_err(|_| PkiError::NoRandomness)?;
-    let (word, public) = match kind {
-        KeyKind::IssuerSecret => (
-            "issuer",
-            Some(IssuerKey::from_seed(&secret).public().text()),
-        ),
-        KeyKind::RecipientSecret => {
-            let public = RecipientKey::from_bytes(&secret).public();
-            ("recipient", Some(public.text()))
-        }
-        KeyKind::IssuerPublic | KeyKind::RecipientPublic | KeyKind::StoreSecret => ("store", None),
-    };
     make_directory(&args.dir)?;
-    let path = |end: &str| args.dir.join(format!("{}.{word}.{end}", args.name));
-    let text = secret_text(kind, &secret);
-    write_file(&path("key"), text.as_bytes(), KEY_MODE, args.force)?;
-    say(out, format_args!("wrote {}", path("key").display()))?;
-    if let Some(public) = public {
-        write_file(
-            &path("pub"),
-            public.as_bytes(),
-            CERTIFICATE_MODE,
-            args.force,
-        )?;
-        say(out, format_args!("wrote {}", path("pub").display()))?;
-    }
-    Ok(())
+    let path = |end: &str| args.dir.join(format!("{}.{}.{end}", args.name, of.name()));
+    let public = of.public(&secret).map(|text| (path("pub"), text));
+    let text = secret_text(of.kind(), &secret);
+    write_pair((&path("key"), text.as_bytes()), public, args.force, out)
 }
 
 /// What authority and leaf have in common.
@@ -487,41 +501,52 @@ fn make_directory(path: &Path) -> Result<(), PkiError> {
     })
 }
 
-/// Writes `NAME.key`, then `NAME.crt`: who sees the certificate finds its key.
+/// Writes a key, then what is public of it, if anything is: who sees that finds its key. Both or neither,
+/// unless an old pair is replaced.
 fn write_pair(
+    key: (&Path, &[u8]),
+    public: Option<(PathBuf, String)>,
+    force: bool,
+    out: &mut dyn Write,
+) -> Result<(), PkiError> {
+    let (key_path, key) = key;
+    let public_path = public.as_ref().map(|(path, _)| path.as_path());
+    if !force
+        && let Some(path) = public_path
+            .into_iter()
+            .chain([key_path])
+            .find(|path| path.exists())
+    {
+        return Err(PkiError::Exists {
+            path: path.to_owned(),
+        });
+    }
+    write_file(key_path, key, KEY_MODE, force)?;
+    if let Some((path, text)) = &public {
+        let written = write_file(path, text.as_bytes(), CERTIFICATE_MODE, force);
+        if written.is_err() && !force {
+            // Ours, and useless alone; the error that matters is the one returned.
+            let _ = fs::remove_file(key_path);
+        }
+        written?;
+        say(out, format_args!("wrote {}", path.display()))?;
+    }
+    say(out, format_args!("wrote {}", key_path.display()))
+}
+
+/// An authority's or a leaf's `NAME.crt` and `NAME.key`.
+fn write_certificate(
     directory: &Path,
     name: &str,
-    certificate: &str,
+    certificate: String,
     key: &KeyPair,
     force: bool,
     out: &mut dyn Write,
 ) -> Result<(), PkiError> {
-    let certificate_path = directory.join(format!("{name}.crt"));
-    let key_path = directory.join(format!("{name}.key"));
-    if !force
-        && let Some(path) = [&certificate_path, &key_path]
-            .into_iter()
-            .find(|path| path.exists())
-    {
-        return Err(PkiError::Exists { path: path.clone() });
-    }
+    let public = (directory.join(format!("{name}.crt")), certificate);
     let pem = Zeroizing::new(key.serialize_pem());
-    write_file(&key_path, pem.as_bytes(), KEY_MODE, force)?;
-    let written = write_file(
-        &certificate_path,
-        certificate.as_bytes(),
-        CERTIFICATE_MODE,
-        force,
-    );
-    if written.is_err() && !force {
-        // Ours, and useless alone; the error that matters is the one returned.
-        let _ = fs::remove_file(&key_path);
-    }
-    written?;
-    for path in [certificate_path, key_path] {
-        say(out, format_args!("wrote {}", path.display()))?;
-    }
-    Ok(())
+    let path = directory.join(format!("{name}.key"));
+    write_pair((&path, pem.as_bytes()), Some(public), force, out)
 }
 
 /// The file appears whole, with its mode, or not at all.

@@ -58,6 +58,13 @@ fn keys_are_private_and_their_public_halves_belong_to_them() {
     }
     assert!(!scratch.path("pki/e1.store.pub").exists());
     scratch.fails("iop pki recipient n1", "--force replaces it");
+    // The Edge has a node's public half alone: no key that is not its own is put beside it.
+    scratch.good("rm pki/n1.recipient.key");
+    scratch.fails(
+        "iop pki recipient n1",
+        "pki/n1.recipient.pub exists; --force",
+    );
+    assert!(!scratch.path("pki/n1.recipient.key").exists());
     let before = scratch.read("pki/n1.recipient.pub");
     scratch.good("iop pki recipient n1 --force");
     assert_ne!(scratch.read("pki/n1.recipient.pub"), before);
