@@ -2,6 +2,7 @@
 //! used.
 use iop_proto::domain::{Message, RefreshStatus};
 
+use crate::disconnect::block_writer;
 use crate::kit::{
     Run, World, catalog, expect_accepted, expect_nothing, expect_ready, expect_refresh, pending,
     ready, refreshed, register,
@@ -183,9 +184,13 @@ fn s46_refreshes_are_serial_and_only_the_newest_follows() {
 fn a_refresh_does_not_pass_requests_that_were_granted_before_it() {
     let world = World::new(&catalog([8, 4], ""));
     let mut one = world.node("n1");
-    let clients: Vec<_> = (0..4).map(|_| world.asks(&chat("only1", false))).collect();
-    world.wait_held(4);
+    // The long one has begun and cannot get on: the others still wait when the refresh joins them.
+    let mut clients = vec![block_writer(&world, "only1")];
+    clients.extend((0..4).map(|_| world.asks(&chat("only1", false))));
+    world.wait_held(5);
+    world.wait("iop_edge_runs", 5);
     world.reload(&moved("b1", "").replace("capacity: 4", "capacity: 8"));
+    world.wait("iop_edge_nodes_outdated", 1);
     let mut requests = 0;
     loop {
         match one.receive() {
@@ -197,7 +202,7 @@ fn a_refresh_does_not_pass_requests_that_were_granted_before_it() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(requests, 4);
+    assert_eq!(requests, 5);
     drop((one, clients));
     world.rest();
 }
