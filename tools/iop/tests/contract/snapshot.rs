@@ -156,6 +156,20 @@ fn connected(world: &World, row: usize) -> bool {
     both(world).0[row]["connected"].as_bool().expect("a flag")
 }
 
+/// Waits for a document made while so many nodes have a connection, be they ready or not. Until then one
+/// made before may be served.
+fn wait_connections(world: &World, count: u32) {
+    let began = Instant::now();
+    loop {
+        let seen = world.edge.status()["edge"]["node_connections"].clone();
+        if seen == count {
+            return;
+        }
+        assert!(began.elapsed() < DEADLINE, "{seen} connections of nodes");
+        std::thread::yield_now();
+    }
+}
+
 const LINES: &str = "        category: api\n        long_capacity: 2\n        health: fine\n";
 
 /// A node that never connected, is pending, ready, gone: the same entries, and figures only while it is
@@ -177,6 +191,7 @@ fn r284_a_provider_is_shown_in_every_state_of_its_node() {
     let mut node = Node::connect(&world.edge, "n1");
     node.send(&register("n1"));
     expect_accepted(&mut node);
+    wait_connections(&world, 1);
     wait_shown(&world, 0, &offline());
     assert!(!connected(&world, 0), "pending");
     node.send(&ready("n1"));
