@@ -187,7 +187,8 @@ fn d39_a_request_keeps_the_configuration_its_head_was_read_under() {
     let world = World::new(&catalog([4, 4], KEYS));
     let mut node = world.node("n1");
     let mut client = world.client();
-    let body = "{\"model\":\"only1\",\"pad\":\"xxxxxxxx\"}";
+    // More than the lowered limit below.
+    let body = format!("{{\"model\":\"only1\",\"pad\":\"{}\"}}", "x".repeat(2_000));
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\nauthorization: Bearer {KEY}\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -209,7 +210,7 @@ fn d39_a_request_keeps_the_configuration_its_head_was_read_under() {
         assert!(said.contains(line), "{said}");
     }
     assert!(!said.contains(&KEYS[40..60]), "no hash is shown: {said}");
-    client.send(body);
+    client.send(&body);
     expect_error(&mut client, 404, "model_not_found", "edge");
     client.send(&head);
     expect_error(&mut client, 401, "invalid_api_key", "edge");
