@@ -1,5 +1,6 @@
 //! Nodes that are taken out and certificates that end or change, while everything else goes on.
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use rcgen::ExtendedKeyUsagePurpose;
@@ -168,7 +169,7 @@ fn p73_the_clients_certificate_changes_without_a_restart() {
         listeners: tls,
         ..crate::support::Setup::default()
     });
-    let presented = || {
+    let connect = || {
         let stream = std::net::TcpStream::connect(edge.clients).expect("the Edge listens");
         stream
             .set_read_timeout(Some(DEADLINE))
@@ -178,12 +179,14 @@ fn p73_the_clients_certificate_changes_without_a_restart() {
         let tls = rustls::ClientConnection::new(config, name).expect("TLS");
         let mut tls = rustls::StreamOwned::new(tls, stream);
         tls.conn.complete_io(&mut tls.sock).expect("a handshake");
-        tls.conn.peer_certificates().expect("a handshake")[0].to_vec()
+        let presented = tls.conn.peer_certificates().expect("a handshake")[0].to_vec();
+        (tls, presented)
     };
     let wanted = CertificateDer::from_pem_slice(certificate.as_bytes())
         .expect("PEM")
         .to_vec();
-    assert_ne!(presented(), wanted);
+    let (mut before, presented) = connect();
+    assert_ne!(presented, wanted);
     edge.directory.write("pki/web.key", &key);
     edge.directory.write("pki/web.crt", &certificate);
     let (done, said) = edge.order(&["reload"]);
@@ -191,7 +194,15 @@ fn p73_the_clients_certificate_changes_without_a_restart() {
         done && said.contains("certificates were read again"),
         "{said}"
     );
-    assert_eq!(presented(), wanted);
+    let (mut after, presented) = connect();
+    assert_eq!(presented, wanted);
+    for tls in [&mut before, &mut after] {
+        tls.write_all(b"GET /healthz HTTP/1.1\r\nhost: edge\r\n\r\n")
+            .expect("an open connection");
+        let mut status = [0; 12];
+        tls.read_exact(&mut status).expect("an answer");
+        assert_eq!(&status, b"HTTP/1.1 200");
+    }
 }
 
 /// Proves [D-07].
