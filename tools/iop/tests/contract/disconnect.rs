@@ -235,18 +235,12 @@ fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
     assert_eq!((number(&request.body), request.target.as_str()), (1, "t2"));
     let body = String::from_utf8_lossy(&request.body);
     assert!(body.contains("\"model\":\"t2\""), "spliced anew: {body}");
-    let mut run = Run::of(&request);
-    run.start(&mut other, 204, &[]);
-    run.end(&mut other);
-    assert_eq!(either.head().expect("an answer").status, 204);
+    Run::of(&request).answers(&mut other, &mut either);
     expect_nothing(&mut other);
     let mut back = world.node("n1");
     let request = back.tunnel();
     assert_eq!(number(&request.body), 2);
-    let mut run = Run::of(&request);
-    run.start(&mut back, 204, &[]);
-    run.end(&mut back);
-    assert_eq!(own.head().expect("an answer").status, 204);
+    Run::of(&request).answers(&mut back, &mut own);
     drop((long, either, own, other, back));
     world.rest();
 }

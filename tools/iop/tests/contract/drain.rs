@@ -33,10 +33,7 @@ fn d05_a_drained_node_finishes_what_it_has_and_takes_nothing_new() {
     world.wait_queued(1);
     expect_nothing(&mut one);
     let mut two = world.node("n2");
-    let mut other = Run::asked(&mut two);
-    other.start(&mut two, 204, &[]);
-    other.end(&mut two);
-    assert_eq!(waits.head().expect("an answer").status, 204);
+    Run::asked(&mut two).answers(&mut two, &mut waits);
 
     let body = noise(5_000, 7);
     run.body(&mut one, &body);

@@ -262,6 +262,13 @@ impl Run {
         }
     }
 
+    /// Answers it with a head alone, and `client` has that.
+    pub(crate) fn answers(mut self, node: &mut Node, client: &mut Client) {
+        self.start(node, 204, &[]);
+        self.end(node);
+        assert_eq!(client.head().expect("an answer").status, 204);
+    }
+
     fn step(&mut self) -> u64 {
         self.next += 1;
         self.next - 1

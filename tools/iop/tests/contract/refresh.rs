@@ -60,10 +60,7 @@ fn r260_a_ready_node_is_sent_its_new_configuration_and_used_by_it_once_applied()
     refreshed(&mut one, &id, RefreshStatus::Applied);
     let request = one.tunnel();
     assert_eq!(request.adapter, "b1", "the new binding");
-    let mut run = Run::of(&request);
-    run.start(&mut one, 204, &[]);
-    run.end(&mut one);
-    assert_eq!(client.head().expect("an answer").status, 204);
+    Run::of(&request).answers(&mut one, &mut client);
     wait_state(&world, None);
     // What it has it is not sent again; a registration carries the newest.
     world.reload(&moved("b1", ""));
@@ -99,10 +96,7 @@ fn s62_a_refused_refresh_keeps_its_bindings_out_until_a_later_one_is_applied() {
         let (again, _) = expect_refresh(&mut one);
         assert_ne!(again, id);
         refreshed(&mut one, &again, RefreshStatus::Applied);
-        let mut run = Run::asked(&mut one);
-        run.start(&mut one, 204, &[]);
-        run.end(&mut one);
-        assert_eq!(client.head().expect("an answer").status, 204);
+        Run::asked(&mut one).answers(&mut one, &mut client);
         assert_eq!(outdated(&world.edge.metrics()), 0.0);
         drop((one, client));
         world.rest();
@@ -126,10 +120,7 @@ fn d29_an_unanswered_refresh_is_reported_and_a_late_answer_counts() {
     refreshed(&mut one, "no-refresh-of-ours", RefreshStatus::Applied);
     expect_nothing(&mut one);
     refreshed(&mut one, &id, RefreshStatus::Applied);
-    let mut run = Run::asked(&mut one);
-    run.start(&mut one, 204, &[]);
-    run.end(&mut one);
-    assert_eq!(client.head().expect("an answer").status, 204);
+    Run::asked(&mut one).answers(&mut one, &mut client);
     assert_eq!(outdated(&world.edge.metrics()), 0.0);
     drop((one, client));
     world.rest();

@@ -41,10 +41,7 @@ fn s65_after_a_nodes_go_away_its_runs_finish_and_new_ones_go_elsewhere() {
     expect_nothing(&mut leaving); // its slots are free, and nobody is sent to them
     drop(leaving);
     let mut next = world.node("n1");
-    let mut run = Run::asked(&mut next);
-    run.start(&mut next, 204, &[]);
-    run.end(&mut next);
-    assert_eq!(waits.head().expect("an answer").status, 204);
+    Run::asked(&mut next).answers(&mut next, &mut waits);
     assert_eq!(
         world
             .edge
@@ -71,10 +68,7 @@ fn a_node_that_never_stops_saying_that_it_leaves_is_told_from_one_that_says_it_o
         .wait_metrics("the repeats", |seen| seen.get(ignored) == all);
     let mut other = world.node("n2");
     let mut client = world.asks(&chat("m1", false));
-    let mut run = Run::asked(&mut other);
-    run.start(&mut other, 204, &[]);
-    run.end(&mut other);
-    assert_eq!(client.head().expect("an answer").status, 204);
+    Run::asked(&mut other).answers(&mut other, &mut client);
     drop((leaving, other, client));
     world.rest();
 }
@@ -91,10 +85,7 @@ fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
     crate::kit::expect_accepted(&mut pending_one);
     let mut kept = world.client();
     kept.send(&chat("only1", false));
-    let mut run = Run::asked(&mut node);
-    run.start(&mut node, 204, &[]);
-    run.end(&mut node);
-    assert_eq!(kept.head().expect("an answer").status, 204);
+    Run::asked(&mut node).answers(&mut node, &mut kept);
 
     let mut streams = world.asks(&numbered("only1", 0));
     let request = node.tunnel();
