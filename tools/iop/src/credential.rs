@@ -11,10 +11,10 @@ use std::io::{self, IsTerminal as _, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use iop_dataplane::config::{ConfigError, CredentialConfig, EdgeConfig};
+use iop_dataplane::config::{ConfigError, CredentialConfig, EdgeConfig, is_label};
 use iop_dataplane::credential::plane::{PlaneError, Uses, store_key};
 use iop_dataplane::credential::store::{Slot, Store, StoreError};
-use iop_proto::limits::SECRET_BYTES_MAX;
+use iop_proto::limits::{NAME_BYTES_MAX, SECRET_BYTES_MAX};
 use zeroize::Zeroizing;
 
 #[derive(Subcommand, Debug)]
@@ -88,6 +88,10 @@ pub(crate) enum CredentialError {
     },
     Plane(PlaneError),
     Store(StoreError),
+    /// Not a name for a slot.
+    Name {
+        given: String,
+    },
     /// Nobody could use the slot.
     Unused {
         fault: &'static str,
@@ -112,6 +116,10 @@ impl fmt::Display for CredentialError {
             }
             Self::Plane(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
+            Self::Name { given } => write!(
+                f,
+                "{given:?} is not a name: 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 . - _"
+            ),
             Self::Unused { fault } => write!(f, "the slot could never be used: {fault}"),
             Self::Read { from, source } => write!(f, "cannot read {}: {source}", from.display()),
             Self::Terminal => f.write_str(
@@ -164,6 +172,11 @@ fn add(
 ) -> Result<(), CredentialError> {
     let (config, plane) = load(&args.slot.store)?;
     let slot = &args.slot;
+    if !is_label(&slot.slot) {
+        return Err(CredentialError::Name {
+            given: slot.slot.clone(),
+        });
+    }
     if let Some(fault) = Uses::of(&config).fault(&slot.principal, &args.route, &args.profile) {
         return Err(CredentialError::Unused { fault });
     }

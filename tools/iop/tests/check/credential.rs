@@ -143,6 +143,9 @@ fn what_could_never_be_used_is_refused_and_changes_nothing() {
         &add("main", "second"),
         "slot main of this principal answers",
     );
+    for name in ["''", "'a b'", "a/b", "ü"] {
+        fails(&add("slot main", &format!("slot {name}")), "is not a name");
+    }
     fails(
         &format!("printf '' | {}", ADD.replace("main", "x")),
         "visible ASCII",
