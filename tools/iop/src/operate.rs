@@ -54,7 +54,11 @@ pub(crate) enum OperateError {
     /// The file lets the kernel choose the port.
     PortUnknown,
     NodeId(String),
-    Http(HttpError),
+    Http {
+        error: HttpError,
+        /// The address was read in the file, which may say another one since the Edge began.
+        from_file: bool,
+    },
     Late,
     /// Not what an Edge of this version answers.
     Answer(u16),
@@ -69,7 +73,13 @@ impl fmt::Display for OperateError {
             Self::Config(error) => error.fmt(f),
             Self::PortUnknown => f.write_str("the admin port is chosen by the kernel: --admin"),
             Self::NodeId(id) => write!(f, "not a node id: {id:?}"),
-            Self::Http(error) => write!(f, "no Edge answers: {error}"),
+            Self::Http { error, from_file } => {
+                write!(f, "no Edge answers: {error}")?;
+                if *from_file {
+                    f.write_str("; if listeners.admin has changed, --admin says where it was")?;
+                }
+                Ok(())
+            }
             Self::Late => write!(f, "no answer within {} s", ORDER_WAIT.as_secs()),
             Self::Answer(status) => write!(f, "an answer that is not an Edge's (status {status})"),
             Self::Refused(message) => f.write_str(message),
@@ -91,7 +101,7 @@ impl From<io::Error> for OperateError {
 /// # Errors
 /// What the Edge says is wrong: then everything is as it was.
 pub(crate) fn reload(args: &ReloadArgs, out: &mut dyn Write) -> Result<ExitCode, OperateError> {
-    let answer = order(args.edge.admin()?, "/reload")?;
+    let answer = order(&args.edge, "/reload")?;
     let lines = |name: &str| -> Vec<String> {
         let list = answer[name].as_array().into_iter().flatten();
         list.filter_map(|line| line.as_str().map(str::to_owned))
@@ -120,10 +130,7 @@ pub(crate) fn drain_node(args: &DrainArgs, out: &mut dyn Write) -> Result<ExitCo
     if !is_label(&args.node_id) {
         return Err(OperateError::NodeId(args.node_id.clone()));
     }
-    let answer = order(
-        args.edge.admin()?,
-        &format!("/nodes/{}/drain", args.node_id),
-    )?;
+    let answer = order(&args.edge, &format!("/nodes/{}/drain", args.node_id))?;
     let (node, leases) = (&args.node_id, &answer["leases"]);
     writeln!(
         out,
@@ -157,7 +164,8 @@ impl EdgeArgs {
 }
 
 /// One order and the Edge's answer to it.
-fn order(admin: SocketAddr, path: &str) -> Result<Value, OperateError> {
+fn order(edge: &EdgeArgs, path: &str) -> Result<Value, OperateError> {
+    let admin = edge.admin()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -168,7 +176,10 @@ fn order(admin: SocketAddr, path: &str) -> Result<Value, OperateError> {
     };
     let answered = runtime.block_on(async { tokio::time::timeout(ORDER_WAIT, asked).await });
     let answered: Result<_, HttpError> = answered.map_err(|_| OperateError::Late)?;
-    let (status, text) = answered.map_err(OperateError::Http)?;
+    let (status, text) = answered.map_err(|error| OperateError::Http {
+        error,
+        from_file: edge.admin.is_none() && edge.config.is_some(),
+    })?;
     let answer: Value = serde_json::from_str(&text).map_err(|_| OperateError::Answer(status))?;
     if status == 200 {
         return Ok(answer);

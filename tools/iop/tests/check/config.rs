@@ -224,6 +224,27 @@ fn the_examples_are_right_but_for_their_files() {
     }
 }
 
+/// An order looks for the Edge where the file says, and says what helps when it is not there.
+#[test]
+fn a_reload_that_finds_no_edge_says_what_an_address_in_the_file_may_be() {
+    let scratch = furnished("nobody");
+    scratch.write(
+        "edge.yaml",
+        &EDGE.replace("admin: '127.0.0.1:0'", "admin: '127.0.0.1:1'"),
+    );
+    let hint = "if listeners.admin has changed, --admin says where it was";
+    for (line, is_told) in [
+        ("iop reload --config edge.yaml", true),
+        ("iop reload --config edge.yaml --admin 127.0.0.1:1", false),
+        ("iop drain-node n1 --config edge.yaml", true),
+    ] {
+        let ran = scratch.run(line);
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(ran.notes.contains("no Edge answers"), "{ran:?}");
+        assert_eq!(ran.notes.contains(hint), is_told, "{ran:?}");
+    }
+}
+
 #[test]
 fn wrong_calls_exit_with_2_and_help_with_0() {
     let scratch = Scratch::new("usage");
