@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use io_uring::{IoUring, Probe, opcode};
 use iop_dataplane::config::{EdgeConfig, Host, PkiFiles};
 use iop_dataplane::credential::plane::Plane;
@@ -23,13 +23,13 @@ use time::OffsetDateTime;
 use crate::pki;
 
 #[derive(Args, Debug)]
-#[group(required = true, multiple = true)]
+#[command(group(ArgGroup::new("what").required(true).multiple(true)))]
 pub(crate) struct CheckArgs {
     /// A configuration file of an Edge or a node agent, with the certificates it names
-    #[arg(long)]
+    #[arg(long, group = "what")]
     config: Option<PathBuf>,
     /// What this host offers: kernel, io_uring, limits, memory
-    #[arg(long)]
+    #[arg(long, group = "what")]
     host: bool,
     /// What the file configures; found out from its fields when left out
     #[arg(long = "as", value_enum, requires = "config")]
@@ -221,15 +221,16 @@ fn identity(files: &PkiFiles, now: OffsetDateTime, report: &mut Report<'_>) -> i
             let mut roots = roots.iter().filter_map(|der| pki::parse(der));
             roots.any(|root| last.verify_signature(Some(root.public_key())).is_ok())
         });
+    let root = if signed { "a root" } else { "no root" };
     report.judge(
         signed,
         Grade::Warning,
         format_args!(
-            "{} is signed by a root in {}",
+            "{} is signed by {root} in {}",
             files.cert.display(),
             files.ca.display()
         ),
-        "it is not: nodes refuse it unless they trust another bundle",
+        "nodes refuse it unless they trust another bundle",
     )
 }
 
@@ -252,11 +253,17 @@ fn certificate(
         )?;
     }
     let mode = fs::metadata(key).map_or(0, |metadata| metadata.permissions().mode());
+    let private = mode & 0o077 == 0;
+    let is = if private { "is" } else { "is not" };
     report.judge(
-        mode & 0o077 == 0,
+        private,
         Grade::Warning,
-        format_args!("{} is private (mode {:04o})", key.display(), mode & 0o7777),
-        "it is not: others may read it; chmod 600",
+        format_args!(
+            "{} {is} private (mode {:04o})",
+            key.display(),
+            mode & 0o7777
+        ),
+        "others may read it: chmod 600",
     )
 }
 

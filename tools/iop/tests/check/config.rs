@@ -117,14 +117,14 @@ fn certificate_files_are_checked() {
     finds(
         &scratch,
         0,
-        "warning pki/e1.crt is signed by a root in other/ca.crt\n        it is not",
+        "warning pki/e1.crt is signed by no root in other/ca.crt\n        nodes refuse it",
     );
     scratch.write("edge.yaml", EDGE);
     scratch.good("chmod 640 pki/e1.key");
     finds(
         &scratch,
         0,
-        "warning pki/e1.key is private (mode 0640)\n        it is not",
+        "warning pki/e1.key is not private (mode 0640)\n        others may read it",
     );
     scratch.good("iop pki edge e1 --force --days 6");
     finds(
@@ -266,6 +266,12 @@ fn wrong_calls_exit_with_2_and_help_with_0() {
             "{ran:?}"
         );
     }
+    // What lacks is named, and so is how it would be right.
+    let ran = scratch.run("iop check --as edge");
+    for said in ["--config <CONFIG>", "Usage: iop check"] {
+        assert!(ran.notes.contains(said), "{ran:?}");
+    }
+    assert!(!ran.notes.contains("|--as"), "{ran:?}");
     for line in ["--help", "--version", "check --help", "pki node --help"] {
         assert!(!scratch.good(&format!("iop {line}")).is_empty());
     }
