@@ -26,13 +26,14 @@ pub(crate) struct Wall {
 }
 
 const EDGE: [&str; 3] = ["proto/src/", "control/src/", "dataplane/src/"];
-const ALL: [&str; 9] = [
+const ALL: [&str; 10] = [
     "proto/src/",
     "proto/lease/src/",
     "control/src/",
     "dataplane/src/",
     "dataplane/ring/src/",
     "tools/agent/src/",
+    "tools/chaos/src/",
     "tools/iop/src/",
     "tools/xtask/src/",
     "bench/src/",

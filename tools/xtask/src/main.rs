@@ -12,6 +12,7 @@
 use std::process::ExitCode;
 
 mod bench;
+mod chaos;
 mod claims;
 mod e2e;
 mod error;
@@ -32,7 +33,7 @@ mod tree;
 const USAGE: &str = "\
 cargo xtask <command>
   ci                          format, clippy with warnings denied, then `test`
-  test                        unit and contract tests, loom, lint, proto, trace, e2e
+  test                        unit and contract tests, loom, lint, proto, trace, e2e, chaos
   loom [--preemptions N]      model-check iop-ring whole, then once per weakened ordering
   lint                        the walls between files and crates
   proto [--update]            descriptor digest against proto/iop/DIGEST
@@ -46,6 +47,8 @@ cargo xtask <command>
                               every fuzz target, or T, for M minutes (1) each
   conformance                 an agent written from the documents alone against the Edge
   e2e                         official clients through Edge and node to a real model server
+  chaos [--minutes M] [--seed S] [--clients N] [--links auto|veth|relay]
+                              Edges, nodes and model servers killed, hung and cut off under load
   bench [--quick] [--peers none|installed|all|NAME,NAME] [--only SCENARIO] [--rounds N] [--seconds N]
                               frames per second and what they cost, beside baselines and peers
   bench control [--seconds N] what a decision of control costs, alone and through the rings";
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         "fuzz" => fuzz::Options::parse(&rest).and_then(|options| fuzz::run(&root, &options)),
         "e2e" => none(&rest).and_then(|()| e2e::run(&root)),
         "conformance" => none(&rest).and_then(|()| e2e::conformance(&root)),
+        "chaos" => chaos::Options::parse(&rest).and_then(|options| chaos::run(&root, &options)),
         "bench" => bench::run(&root, &rest),
         _ => Err(error::Error::Usage(USAGE.to_owned())),
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::process::{self, Echo};
 use crate::report::{Tally, TestRun};
-use crate::{e2e, lint, loom, proto, trace};
+use crate::{chaos, e2e, lint, loom, proto, trace};
 
 const CHECK_LIMIT: Duration = Duration::from_secs(900);
 const TEST_LIMIT: Duration = Duration::from_secs(1_200);
@@ -18,7 +18,7 @@ type Step = (&'static str, fn(&Path) -> Result<Tally, Error>);
 /// Shard counts the tests of the whole Edge run with besides one.
 const SHARDS: [&str; 2] = ["2", "3"];
 
-const TEST: [Step; 8] = [
+const TEST: [Step; 9] = [
     ("unit and contract tests", cargo_test),
     ("with 2 and 3 shards", with_more_shards),
     ("loom", |root| loom::run(root, &loom::Options::default())),
@@ -27,6 +27,7 @@ const TEST: [Step; 8] = [
     ("trace", |root| trace::run(root, false)),
     ("e2e", e2e::run),
     ("conformance", e2e::conformance),
+    ("chaos", |root| chaos::run(root, &chaos::Options::light())),
 ];
 
 /// What the README calls the test command.

@@ -1,0 +1,625 @@
+//! What clients were told, compared with what the model servers wrote down.
+//!
+//! Lives on: the harness. View: one exchange, then one round of them. Bound: the requests of a round.
+//!
+//! Whole answers are the bytes of exactly one call; cut ones are seen as cut, and hold the beginning of
+//! one call and nothing else; nobody is asked twice unless the first can have said nothing.
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::ask::{Ask, Fate, Surface, digest_of};
+use crate::client::{Answer, End, Leave, Seen};
+use crate::journal::{Call, Calls};
+use crate::load::KINDS;
+
+/// What an exchange came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Every byte, and a clean end.
+    Complete {
+        tag: String,
+        digest: String,
+    },
+    /// An error instead of an answer, by its code.
+    Refused {
+        code: String,
+    },
+    /// A stream that ended with an error event.
+    Failed {
+        code: String,
+        tag: Option<String>,
+    },
+    /// Broken off, and seen to be.
+    Cut {
+        tag: Option<String>,
+    },
+    /// The client went.
+    Left {
+        tag: Option<String>,
+    },
+    Nothing,
+    Unreachable,
+    /// What nobody may be told.
+    Wrong {
+        why: String,
+    },
+}
+
+impl Outcome {
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Complete { .. } => "complete",
+            Self::Refused { .. } => "refused",
+            Self::Failed { .. } => "failed in the stream",
+            Self::Cut { .. } => "cut",
+            Self::Left { .. } => "left",
+            Self::Nothing => "no answer",
+            Self::Unreachable => "no connection",
+            Self::Wrong { .. } => "wrong",
+        }
+    }
+
+    fn tag(&self) -> Option<&str> {
+        match self {
+            Self::Complete { tag, .. } => Some(tag),
+            Self::Failed { tag, .. } | Self::Cut { tag } | Self::Left { tag } => tag.as_deref(),
+            Self::Refused { .. } | Self::Nothing | Self::Unreachable | Self::Wrong { .. } => None,
+        }
+    }
+}
+
+/// One request of a client, and what became of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) ask: Ask,
+    pub(crate) surface: Surface,
+    pub(crate) kind: &'static str,
+    /// Digest of the body that a raw server must see.
+    pub(crate) asked: String,
+    pub(crate) leave: Leave,
+    pub(crate) outcome: Outcome,
+}
+
+/// Statuses that an Edge may answer with while its parts die.
+const STATUSES: [u16; 5] = [429, 500, 502, 503, 504];
+
+/// What the client of `ask` concludes from what it saw.
+pub(crate) fn conclude(ask: &Ask, surface: Surface, seen: Seen) -> Outcome {
+    found(ask, surface, seen).unwrap_or_else(|why| Outcome::Wrong { why })
+}
+
+fn found(ask: &Ask, surface: Surface, seen: Seen) -> Result<Outcome, String> {
+    let answer = match seen {
+        Seen::Unreachable => return Ok(Outcome::Unreachable),
+        Seen::Nothing => return Ok(Outcome::Nothing),
+        Seen::Left => return Ok(Outcome::Left { tag: None }),
+        Seen::Late => return Err("neither an answer nor an end in time".to_owned()),
+        Seen::Answer(answer) => answer,
+    };
+    if answer.source.is_some() {
+        return refusal(&answer);
+    }
+    let wanted = if ask.fate == Fate::Refused { 429 } else { 200 };
+    if answer.status != wanted {
+        let text = start_of(&answer.body);
+        return Err(format!("status {} of nobody: {text}", answer.status));
+    }
+    if surface == Surface::Words {
+        return words(ask, &answer);
+    }
+    let (said, error) = if ask.is_stream() {
+        split_error(&answer.body)
+    } else {
+        (&answer.body[..], None)
+    };
+    let tag = Ask::tag(surface, said);
+    let whole = is_beginning(ask, surface, tag.as_deref(), said)?;
+    ending(&answer, tag, whole.then(|| digest_of(said)), error)
+}
+
+fn ending(
+    answer: &Answer,
+    tag: Option<String>,
+    whole: Option<String>,
+    error: Option<String>,
+) -> Result<Outcome, String> {
+    match (answer.end, error, tag, whole) {
+        (End::Left, _, tag, _) => Ok(Outcome::Left { tag }),
+        (End::Cut, _, tag, _) => Ok(Outcome::Cut { tag }),
+        (End::Clean, Some(code), tag, _) => Ok(Outcome::Failed { code, tag }),
+        (End::Clean, None, Some(tag), Some(digest)) => Ok(Outcome::Complete { tag, digest }),
+        (End::Clean, None, ..) => Err(format!(
+            "a clean end of {} bytes that are no whole answer: …{}",
+            answer.body.len(),
+            start_of(&answer.body[answer.body.len().saturating_sub(80)..])
+        )),
+    }
+}
+
+/// An error in an Edge's words.
+fn refusal(answer: &Answer) -> Result<Outcome, String> {
+    match answer.end {
+        End::Cut => return Ok(Outcome::Cut { tag: None }),
+        End::Left => return Ok(Outcome::Left { tag: None }),
+        End::Clean => {}
+    }
+    let text = start_of(&answer.body);
+    if !STATUSES.contains(&answer.status) {
+        return Err(format!("status {} of the Edge: {text}", answer.status));
+    }
+    let value: Value = serde_json::from_slice(&answer.body)
+        .map_err(|_| format!("an error that is no JSON: {text}"))?;
+    let code = code_of(&value).ok_or_else(|| format!("an error without words: {text}"))?;
+    let status = answer.status;
+    Ok(Outcome::Refused {
+        code: format!("{status} {code}"),
+    })
+}
+
+/// The code of an error, or what stands for it in a shape without codes.
+fn code_of(value: &Value) -> Option<String> {
+    let error = value.get("error").unwrap_or(value);
+    let words = ["code", "message", "type"]
+        .iter()
+        .find_map(|name| error[*name].as_str());
+    words.map(str::to_owned)
+}
+
+/// What stands before the error event of a stream, and the error's code. An Edge puts an empty line
+/// before its event, since the one before it may be cut.
+fn split_error(body: &[u8]) -> (&[u8], Option<String>) {
+    let is_error = |event: &[u8]| {
+        event.starts_with(b"event: error\n") || event.starts_with(b"data: {\"error\"")
+    };
+    let mut at = 0;
+    loop {
+        let event = &body[at..];
+        if is_error(event) {
+            let text = String::from_utf8_lossy(event);
+            let data = text
+                .split_once("data: ")
+                .map_or("", |(_, data)| data.trim_end());
+            let code = serde_json::from_str(data)
+                .ok()
+                .and_then(|value| code_of(&value));
+            let said = body[..at].strip_suffix(b"\n\n").unwrap_or(&body[..at]);
+            return (said, Some(code.unwrap_or_default()));
+        }
+        match event.windows(2).position(|pair| pair == b"\n\n") {
+            Some(end) => at += end + 2,
+            None => return (body, None),
+        }
+    }
+}
+
+/// `said` is the beginning of the answer of call `tag`; whether it is all of it.
+fn is_beginning(
+    ask: &Ask,
+    surface: Surface,
+    tag: Option<&str>,
+    said: &[u8],
+) -> Result<bool, String> {
+    let Some(tag) = tag else {
+        // The tag is not whole: what stands before any tag.
+        let whole = ask.answer(surface, "-");
+        let before = whole.iter().position(|&byte| byte == b'-').unwrap_or(0);
+        let both = before.min(said.len());
+        return if said[..both] == whole[..both] {
+            Ok(false)
+        } else {
+            Err(format!("another answer: {}", start_of(said)))
+        };
+    };
+    let whole = ask.answer(surface, tag);
+    if whole.starts_with(said) {
+        return Ok(whole.len() == said.len());
+    }
+    let at = whole.iter().zip(said).take_while(|(a, b)| a == b).count();
+    Err(format!(
+        "bytes of no answer of call {tag}, from byte {at} of {}: {}",
+        said.len(),
+        start_of(&said[at.min(said.len())..])
+    ))
+}
+
+fn start_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(120)]).replace('\n', "\\n")
+}
+
+/// A normalized run's answer, in the Edge's own words around the server's text.
+fn words(ask: &Ask, answer: &Answer) -> Result<Outcome, String> {
+    let told = if ask.stream {
+        Told::stream(&answer.body)?
+    } else if answer.end == End::Clean {
+        Told::object(&answer.body)?
+    } else {
+        Told::default() // half an object tells nothing
+    };
+    let said = told.text.as_bytes();
+    let tag = Ask::tag(Surface::Words, said);
+    let whole = is_beginning(ask, Surface::Words, tag.as_deref(), said)? && told.is_done;
+    ending(answer, tag, whole.then(|| digest_of(said)), told.error)
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    text: String,
+    /// A finish reason, and for a stream its last event.
+    is_done: bool,
+    error: Option<String>,
+}
+
+impl Told {
+    fn stream(body: &[u8]) -> Result<Self, String> {
+        let mut told = Self::default();
+        let text = std::str::from_utf8(body).map_err(|error| format!("no UTF-8: {error}"))?;
+        let (whole, _half) = text.rsplit_once("\n\n").unwrap_or_default();
+        let mut finish = false;
+        for event in whole.split("\n\n").filter(|event| !event.is_empty()) {
+            let data = event.strip_prefix("data: ").unwrap_or(event);
+            if data == "[DONE]" {
+                told.is_done = finish;
+                continue;
+            }
+            let value: Value = serde_json::from_str(data)
+                .map_err(|_| format!("an event that is no JSON: {}", start_of(data.as_bytes())))?;
+            if value.get("error").is_some() {
+                told.error = Some(code_of(&value).unwrap_or_default());
+            }
+            let choice = &value["choices"][0];
+            told.text += choice["delta"]["content"].as_str().unwrap_or_default();
+            finish = finish || choice["finish_reason"] == "stop";
+        }
+        Ok(told)
+    }
+
+    fn object(body: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|_| format!("an answer that is no JSON: {}", start_of(body)))?;
+        let choice = &value["choices"][0];
+        Ok(Self {
+            text: choice["message"]["content"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned(),
+            is_done: choice["finish_reason"] == "stop",
+            error: None,
+        })
+    }
+}
+
+// ── a round ───────────────────────────────────────────────────────────────────────────────────────
+
+/// Calls of one request, at most: a run, a second one elsewhere, and a dead connection's retry of each.
+const CALLS_MAX: usize = 4;
+
+/// Counts of a round or of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// By kind of request, then by outcome.
+    pub(crate) kinds: BTreeMap<&'static str, BTreeMap<&'static str, u32>>,
+    /// Codes of errors.
+    pub(crate) codes: BTreeMap<String, u32>,
+    pub(crate) calls: u32,
+    /// Requests that were asked again of a server.
+    pub(crate) again: u32,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, entry: &Entry, calls: usize) {
+        let kind = self.kinds.entry(entry.kind).or_default();
+        *kind.entry(entry.outcome.name()).or_default() += 1;
+        match &entry.outcome {
+            Outcome::Refused { code } | Outcome::Failed { code, .. } => {
+                *self.codes.entry(code.clone()).or_default() += 1;
+            }
+            _ => {}
+        }
+        self.calls += u32::try_from(calls).unwrap_or(u32::MAX);
+        self.again += u32::from(calls > 1);
+    }
+
+    pub(crate) fn join(&mut self, other: Self) {
+        for (kind, outcomes) in other.kinds {
+            for (name, count) in outcomes {
+                *self.kinds.entry(kind).or_default().entry(name).or_default() += count;
+            }
+        }
+        for (code, count) in other.codes {
+            *self.codes.entry(code).or_default() += count;
+        }
+        self.calls += other.calls;
+        self.again += other.again;
+    }
+
+    /// Kinds of requests of which none came to what it is for: nothing is shown of them.
+    pub(crate) fn unseen(&self) -> Vec<String> {
+        let wanted = KINDS.iter().map(|&(kind, _)| match kind {
+            "broken by the server" => (kind, "failed in the stream"),
+            kind if kind.starts_with("leaves") => (kind, "left"),
+            kind => (kind, "complete"),
+        });
+        let seen = |kind, outcome| {
+            self.kinds
+                .get(kind)
+                .is_some_and(|of| of.contains_key(outcome))
+        };
+        let unseen = wanted.filter(|&(kind, outcome)| !seen(kind, outcome));
+        unseen
+            .map(|(kind, outcome)| format!("{kind}: never {outcome}"))
+            .collect()
+    }
+
+    pub(crate) fn requests(&self) -> u32 {
+        self.kinds.values().flat_map(BTreeMap::values).sum()
+    }
+
+    pub(crate) fn of(&self, outcome: &str) -> u32 {
+        let counts = self.kinds.values().filter_map(|kind| kind.get(outcome));
+        counts.sum()
+    }
+}
+
+/// Compares a round's exchanges with the servers' record of them. `disturbed`: servers that may
+/// have looked silent or dead to their nodes in this round.
+pub(crate) fn round(
+    entries: &[Entry],
+    mut calls: Calls,
+    disturbed: &[String],
+    counts: &mut Counts,
+) -> Vec<String> {
+    let mut faults = Vec::new();
+    for entry in entries {
+        let of = calls.remove(&entry.ask.id).unwrap_or_default();
+        counts.add(entry, of.len());
+        if let Err(why) = exchange(entry, &of, disturbed) {
+            faults.push(format!(
+                "{} {}: {why}: {of:?}",
+                entry.kind,
+                entry.ask.mark()
+            ));
+        }
+    }
+    let strangers = calls
+        .keys()
+        .map(|id| format!("a call for {id:016x}, which nobody asked"));
+    faults.extend(strangers);
+    faults
+}
+
+fn exchange(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), String> {
+    if let Outcome::Wrong { why } = &entry.outcome {
+        return Err(why.clone());
+    }
+    let raw = entry.surface != Surface::Words;
+    for call in calls {
+        let found = Surface::of_provider(&call.path);
+        if found != Some(entry.surface) {
+            return Err(format!("asked as {}", call.path));
+        }
+        if raw && call.asked != entry.asked {
+            return Err(format!("call {} saw another body", call.tag));
+        }
+    }
+    if matches!(entry.leave, Leave::Within(_)) && !calls.is_empty() {
+        return Err("half a request was passed on".to_owned());
+    }
+    if let Some(tag) = entry.outcome.tag() {
+        let call = calls.iter().find(|call| call.tag == tag && call.has_output);
+        let call = call.ok_or_else(|| format!("no server made call {tag}"))?;
+        if let Outcome::Complete { digest, .. } = &entry.outcome {
+            let same = call
+                .whole
+                .as_ref()
+                .is_some_and(|whole| !raw || whole == digest);
+            if !same {
+                return Err(format!("complete, but not as call {tag} wrote it"));
+            }
+        }
+    }
+    if calls.len() > CALLS_MAX {
+        return Err("asked too often".to_owned());
+    }
+    again(entry, calls, disturbed)
+}
+
+/// Every call but the one that answered can have told nobody anything: it was silent, or what it wrote
+/// may have been lost on a link that was disturbed.
+fn again(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), String> {
+    if calls.len() < 2 {
+        return Ok(());
+    }
+    let name = |call: &Call| call.tag.split('.').next().unwrap_or_default().to_owned();
+    let told = entry.outcome.tag();
+    let talkative = calls.iter().filter(|call| call.has_output);
+    let unexplained = talkative
+        .filter(|call| Some(call.tag.as_str()) != told && !disturbed.contains(&name(call)))
+        .count();
+    // Of one whose client saw nothing of it, one may have spoken to a client that had gone.
+    if unexplained > usize::from(told.is_none()) {
+        return Err("several calls with output".to_owned());
+    }
+    let may_be_asked_again = |call: &Call| {
+        entry.ask.fate.at(&name(call)) == Fate::Silent || disturbed.contains(&name(call))
+    };
+    if calls
+        .iter()
+        .filter(|call| !may_be_asked_again(call))
+        .count()
+        > 1
+    {
+        return Err("asked again for no reason".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASK: Ask = Ask {
+        id: 7,
+        stream: true,
+        pieces: 4,
+        piece_bytes: 30,
+        pause_ms: 0,
+        fate: Fate::Whole,
+    };
+
+    fn seen(body: &[u8], end: End) -> Seen {
+        Seen::Answer(Answer::of(200, None, body, end))
+    }
+
+    fn chat(body: &[u8], end: End) -> Outcome {
+        conclude(&ASK, Surface::Chat, seen(body, end))
+    }
+
+    fn is_wrong(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Wrong { .. })
+    }
+
+    fn error_event(before: usize) -> Vec<u8> {
+        let mut body = ASK.answer(Surface::Chat, "p1.1.1");
+        body.truncate(before);
+        body.extend_from_slice(b"\n\ndata: {\"error\":{\"code\":\"node_lost\"}}\n\n");
+        body
+    }
+
+    #[test]
+    fn whole_answers_alone_are_complete() {
+        let whole = ASK.answer(Surface::Chat, "p1.1.1");
+        assert!(matches!(chat(&whole, End::Clean), Outcome::Complete { .. }));
+        for cut in [0, 3, whole.len() / 2, whole.len() - 1] {
+            let part = &whole[..cut];
+            assert!(
+                is_wrong(&chat(part, End::Clean)),
+                "{cut} bytes, as if they were all"
+            );
+            assert!(matches!(chat(part, End::Cut), Outcome::Cut { .. }));
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_seen_wherever_they_are() {
+        let whole = ASK.answer(Surface::Chat, "p1.1.1");
+        for at in [0, 5, whole.len() / 2, whole.len() - 1] {
+            let mut other = whole.clone();
+            other[at] ^= 1;
+            assert!(is_wrong(&chat(&other, End::Clean)), "byte {at}");
+            assert!(
+                is_wrong(&chat(&other, End::Cut)) || at + 1 >= whole.len(),
+                "byte {at}"
+            );
+        }
+        let strange = Ask { id: 8, ..ASK }.answer(Surface::Chat, "p1.1.1");
+        assert!(is_wrong(&chat(&strange, End::Cut)));
+    }
+
+    #[test]
+    fn an_error_event_ends_a_stream_behind_whole_events() {
+        let first = ASK.piece(Surface::Chat, "p1.1.1", 0).len();
+        let failed = chat(&error_event(first), End::Clean);
+        let tag = Some("p1.1.1".to_owned());
+        let code = "node_lost".to_owned();
+        assert_eq!(failed, Outcome::Failed { code, tag });
+        assert!(!is_wrong(&chat(&error_event(0), End::Clean)));
+        let within = chat(&error_event(first - 5), End::Clean);
+        assert!(matches!(within, Outcome::Failed { .. }));
+        let mut other = error_event(first);
+        other[5] ^= 1;
+        assert!(is_wrong(&chat(&other, End::Clean)));
+    }
+
+    #[test]
+    fn normalized_answers_are_compared_by_their_text() {
+        let told = |text: &str, rest: &str| {
+            let head = "{\"choices\":[{\"index\":0,\"delta\":{\"content\":";
+            format!("data: {head}\"{text}\"}},\"finish_reason\":\"stop\"}}]}}\n\n{rest}")
+        };
+        let text = String::from_utf8(ASK.answer(Surface::Words, "p1.1.2")).unwrap();
+        let judged = |body: &str| conclude(&ASK, Surface::Words, seen(body.as_bytes(), End::Clean));
+        let whole = told(&text, "data: [DONE]\n\n");
+        assert!(matches!(judged(&whole), Outcome::Complete { .. }));
+        assert!(is_wrong(&judged(&told(&text, ""))), "no last event");
+        assert!(
+            is_wrong(&judged(&told(&text[..30], "data: [DONE]\n\n"))),
+            "half a text"
+        );
+        let failed = told(&text[..30], "data: {\"error\":{\"code\":\"x\"}}\n\n");
+        assert!(matches!(judged(&failed), Outcome::Failed { .. }));
+    }
+
+    fn call(tag: &str, has_output: bool) -> Call {
+        Call {
+            tag: tag.to_owned(),
+            path: Surface::Chat.path().to_owned(),
+            asked: "d".to_owned(),
+            has_output,
+            whole: has_output.then(|| digest_of(&ASK.answer(Surface::Chat, tag))),
+            ..Call::default()
+        }
+    }
+
+    fn judged(ask: Ask, outcome: Outcome, calls: &[Call], disturbed: &[&str]) -> usize {
+        let entry = Entry {
+            ask,
+            surface: Surface::Chat,
+            kind: "test",
+            asked: "d".to_owned(),
+            leave: Leave::Never,
+            outcome,
+        };
+        let calls = Calls::from([(ask.id, calls.to_vec())]);
+        let disturbed: Vec<_> = disturbed.iter().map(|&name| name.to_owned()).collect();
+        round(&[entry], calls, &disturbed, &mut Counts::default()).len()
+    }
+
+    #[test]
+    fn complete_answers_are_those_that_a_server_wrote() {
+        let complete = chat(&ASK.answer(Surface::Chat, "p1.1.1"), End::Clean);
+        assert_eq!(
+            judged(ASK, complete.clone(), &[call("p1.1.1", true)], &[]),
+            0
+        );
+        assert_eq!(judged(ASK, complete.clone(), &[], &[]), 1);
+        assert_eq!(
+            judged(ASK, complete.clone(), &[call("p2.1.1", true)], &[]),
+            1
+        );
+        let half = Call {
+            whole: None,
+            ..call("p1.1.1", true)
+        };
+        assert_eq!(judged(ASK, complete.clone(), &[half], &[]), 1);
+        let other = Call {
+            asked: "e".to_owned(),
+            ..call("p1.1.1", true)
+        };
+        assert_eq!(judged(ASK, complete, &[other], &[]), 1);
+    }
+
+    #[test]
+    fn a_second_call_needs_a_reason() {
+        let complete = chat(&ASK.answer(Surface::Chat, "p2.1.1"), End::Clean);
+        let spoke = [call("p1.1.1", true), call("p2.1.1", true)];
+        assert_eq!(judged(ASK, complete.clone(), &spoke, &[]), 1);
+        assert_eq!(judged(ASK, complete.clone(), &spoke, &["p1"]), 0);
+        let silent = [call("p1.1.1", false), call("p2.1.1", true)];
+        assert_eq!(
+            judged(ASK, complete, &silent, &[]),
+            1,
+            "no stall was asked for"
+        );
+        let ask = Ask {
+            fate: Fate::SilentAtFirst,
+            ..ASK
+        };
+        let complete = chat(&ask.answer(Surface::Chat, "p2.1.1"), End::Clean);
+        assert_eq!(judged(ask, complete, &silent, &[]), 0);
+        let refused = Outcome::Refused {
+            code: "503".to_owned(),
+        };
+        assert_eq!(judged(ASK, refused, &spoke, &[]), 1);
+    }
+}

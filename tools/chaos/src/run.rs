@@ -1,0 +1,411 @@
+//! A run: rounds of load and faults, a quiet point after each, and the verdict.
+//!
+//! Lives on: the harness. Bound: the minutes asked for, and one round with its quiet point.
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::client::order;
+use crate::error::Error;
+use crate::journal::Calls;
+use crate::judge::{self, Counts};
+use crate::load::{self, Harvest, Load};
+use crate::part::Part;
+use crate::plan::{self, Fault, LOAD_MS, Round, Signal, Step, Who};
+use crate::quiet::{self, Growth};
+use crate::stage::Stage;
+use crate::{Options, network::Form};
+
+/// Faults after which a run has shown enough.
+const FAULTS_MAX: usize = 10;
+/// Of those of a round that are shown.
+const SHOWN_MAX: usize = 12;
+/// A run of so many minutes shows each kind of request come to what it is for.
+const SHOWING_MINUTES: u32 = 3;
+/// How often the parts are looked at.
+const TICK: Duration = Duration::from_millis(100);
+const ORDER_LIMIT: Duration = Duration::from_secs(3);
+
+struct Run {
+    options: Options,
+    stage: Stage,
+    began: Instant,
+    counts: Counts,
+    /// Faults that were given, by kind.
+    given: BTreeMap<&'static str, u32>,
+    growth: BTreeMap<Who, Growth>,
+    passed: u32,
+    failed: u32,
+}
+
+/// `true`: everything held.
+pub(crate) async fn run(options: Options) -> Result<bool, Error> {
+    let rounds = plan::rounds(options.seed, options.minutes);
+    let stage = Stage::set(&options).await?;
+    println!(
+        "chaos: seed {}, {} minutes, {} rounds planned, {} clients at each Edge, links: {}",
+        options.seed,
+        options.minutes,
+        rounds.len(),
+        options.clients,
+        match stage.form {
+            Form::Veth => "relays and network namespaces",
+            Form::Relay => "relays",
+        }
+    );
+    let mut run = Run {
+        options,
+        stage,
+        began: Instant::now(),
+        counts: Counts::default(),
+        given: BTreeMap::new(),
+        growth: BTreeMap::new(),
+        passed: 0,
+        failed: 0,
+    };
+    run.all(&rounds).await?;
+    run.report();
+    println!("{} passed, {} failed", run.passed, run.failed);
+    Ok(run.failed == 0 && run.passed > 0)
+}
+
+/// Ids of the questions at quiet points, apart from those of the load.
+const PROBES: u64 = 1 << 62;
+
+impl Run {
+    async fn all(&mut self, rounds: &[Round]) -> Result<(), Error> {
+        if !self.quiet("the start", &[]).await {
+            return Ok(());
+        }
+        let limit = Duration::from_secs(u64::from(self.options.minutes) * 60);
+        for (row, round) in (0..).zip(rounds) {
+            if self.began.elapsed() >= limit {
+                break;
+            }
+            let is_quiet = self.round(row, round).await?;
+            if !is_quiet || self.failed as usize >= FAULTS_MAX {
+                break;
+            }
+        }
+        self.end().await
+    }
+
+    /// One round; `false`: it never became quiet, and the next would tell nothing.
+    async fn round(&mut self, row: u32, round: &Round) -> Result<bool, Error> {
+        let minute = self.minute();
+        let told: Vec<_> = round.steps.iter().map(told).collect();
+        let told = told.join("; ");
+        println!("round {row} (minute {minute:.1}): {told}");
+        let load = Load::start(
+            &self.stage.sites,
+            self.options.seed,
+            row + 1,
+            self.options.clients,
+        );
+        let (given, mut faults) = self.faults(&round.steps).await?;
+        for fault in &given {
+            *self.given.entry(fault.kind()).or_default() += 1;
+        }
+        let mut harvest = load.stop().await;
+        faults.append(&mut harvest.faults);
+        let mut disturbed: Vec<_> = given.iter().filter_map(Fault::disturbs).collect();
+        disturbed.sort();
+        disturbed.dedup();
+        self.check("ends", &told, faults);
+        let is_quiet = self.quiet(&told, &disturbed).await;
+        if is_quiet {
+            self.probe(&mut harvest, u64::from(row)).await;
+            self.judge(&told, harvest, &disturbed)?;
+            self.held(&told);
+        }
+        self.looked(&told)?;
+        Ok(is_quiet)
+    }
+
+    fn minute(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() / 60.0
+    }
+
+    /// Gives every fault its time; which were given, and what ended that should not have.
+    async fn faults(&self, steps: &[Step]) -> Result<(Vec<Fault>, Vec<String>), Error> {
+        let began = Instant::now();
+        let mut ended = Vec::new();
+        let given = {
+            let mut given = std::pin::pin!(self.give(steps));
+            loop {
+                tokio::select! {
+                    given = &mut given => break given?,
+                    () = tokio::time::sleep(TICK) => {
+                        ended.extend(self.stage.parts.iter().filter_map(Part::ended));
+                    }
+                }
+            }
+        };
+        let load = Duration::from_millis(u64::from(LOAD_MS));
+        tokio::time::sleep(load.saturating_sub(began.elapsed())).await;
+        ended.extend(given.iter().filter_map(|(_, why)| why.clone()));
+        Ok((given.into_iter().map(|(fault, _)| fault).collect(), ended))
+    }
+
+    async fn give(&self, steps: &[Step]) -> Result<Vec<(Fault, Option<String>)>, Error> {
+        let mut given = Vec::new();
+        let mut under_way = Vec::new();
+        for step in steps {
+            under_way.push(Box::pin(async {
+                let at = Duration::from_millis(u64::from(step.at_ms));
+                tokio::time::sleep(at).await;
+                self.fault(step.fault).await.map(|done| (step.fault, done))
+            }));
+        }
+        for done in all(under_way).await {
+            if let (fault, Some(why)) = done? {
+                given.push((fault, why));
+            }
+        }
+        Ok(given)
+    }
+
+    /// `None`: it was not its turn. `Some(Some(_))`: a process did not end as documented.
+    async fn fault(&self, fault: Fault) -> Result<Option<Option<String>>, Error> {
+        let pause = |ms| tokio::time::sleep(Duration::from_millis(u64::from(ms)));
+        match fault {
+            Fault::Kill {
+                who,
+                signal,
+                down_ms,
+            } => {
+                let part = self.stage.part(who);
+                let Some(_turn) = part.turn() else {
+                    return Ok(None);
+                };
+                let ended = part.end(signal).await?;
+                pause(down_ms).await;
+                part.start()?;
+                Ok(Some(ended))
+            }
+            Fault::Pause { who, ms } => {
+                let part = self.stage.part(who);
+                let Some(_turn) = part.turn() else {
+                    return Ok(None);
+                };
+                part.signal("STOP").await?;
+                pause(ms).await;
+                part.signal("CONT").await?;
+                Ok(Some(None))
+            }
+            Fault::Link { link, trouble, ms } => {
+                self.stage.link(link).trouble(trouble, ms).await?;
+                Ok(Some(None))
+            }
+            Fault::Reload { edge } => {
+                let part = self.stage.part(Who::Edge(edge));
+                part.signal("HUP").await?;
+                Ok(Some(None))
+            }
+            Fault::Drain { node } => {
+                let admin = self.stage.admins[usize::from(Who::edge_of(node))];
+                let name = Who::Node(node).name();
+                let request = format!(
+                    "POST /nodes/{name}/drain HTTP/1.1\r\nhost: chaos\r\nx-iop-operator: chaos\r\n\
+                     connection: close\r\ncontent-length: 0\r\n\r\n"
+                );
+                // Its node or its Edge may be away: then there is nothing to drain.
+                let _drained = order(admin, &request, ORDER_LIMIT).await;
+                Ok(Some(None))
+            }
+        }
+    }
+
+    async fn quiet(&mut self, told: &str, disturbed: &[String]) -> bool {
+        match quiet::wait(&self.stage).await {
+            Ok(after) => {
+                println!(
+                    "  quiet after {after:.1?}; disturbed: {}",
+                    disturbed.join(" ")
+                );
+                self.passed += 1;
+                true
+            }
+            Err(left) => {
+                self.check("counters", told, left);
+                false
+            }
+        }
+    }
+
+    /// Every model is served again, with whole answers.
+    async fn probe(&mut self, harvest: &mut Harvest, round: u64) {
+        let mut probed = Harvest::default();
+        for (row, site) in (0..).zip(&self.stage.sites) {
+            let first_id = PROBES | round << 8 | row << 4;
+            probed.join(load::probe(site, first_id).await);
+        }
+        let incomplete = probed
+            .entries
+            .iter()
+            .filter(|entry| entry.outcome.name() != "complete");
+        let incomplete = incomplete.map(|entry| format!("not served at a quiet point: {entry:?}"));
+        harvest.faults.extend(incomplete);
+        harvest.join(probed);
+    }
+
+    fn judge(&mut self, told: &str, harvest: Harvest, disturbed: &[String]) -> Result<(), Error> {
+        let mut calls = Calls::new();
+        for journal in &mut self.stage.journals {
+            journal.read(&mut calls).map_err(Error::io("a journal"))?;
+        }
+        let mut counts = Counts::default();
+        let mut faults = harvest.faults;
+        faults.extend(judge::round(
+            &harvest.entries,
+            calls,
+            disturbed,
+            &mut counts,
+        ));
+        println!(
+            "  {} requests: {} complete, {} refused, {} failed, {} cut, {} left; {} calls, {} asked again",
+            counts.requests(),
+            counts.of("complete"),
+            counts.of("refused"),
+            counts.of("failed in the stream"),
+            counts.of("cut"),
+            counts.of("left"),
+            counts.calls,
+            counts.again
+        );
+        self.counts.join(counts);
+        self.check("answers", told, faults);
+        Ok(())
+    }
+
+    fn held(&mut self, told: &str) {
+        let mut faults = Vec::new();
+        for part in &self.stage.parts {
+            let (Some(held), Who::Edge(_) | Who::Node(_)) = (part.held(), part.who) else {
+                continue;
+            };
+            let growth = self.growth.entry(part.who).or_default();
+            let grown = growth.take(held, part.lives.get());
+            faults.extend(grown.map(|why| format!("{} {why}", part.who.name())));
+        }
+        self.check("growth", told, faults);
+    }
+
+    fn looked(&mut self, told: &str) -> Result<(), Error> {
+        let mut faults = Vec::new();
+        for part in &self.stage.parts {
+            faults.extend(part.look(&self.stage.secrets)?);
+        }
+        self.check("logs", told, faults);
+        Ok(())
+    }
+
+    /// Counts what was looked at; shows what was found.
+    fn check(&mut self, what: &str, told: &str, faults: Vec<String>) {
+        if faults.is_empty() {
+            self.passed += 1;
+            return;
+        }
+        self.failed += 1;
+        let (seed, minute) = (self.options.seed, self.minute());
+        println!("FAILED {what}: seed {seed}, minute {minute:.1}, steps: {told}");
+        for fault in faults.iter().take(SHOWN_MAX) {
+            println!("  {fault}");
+        }
+        println!(
+            "  {} in all; logs and journals: {}",
+            faults.len(),
+            self.out().display()
+        );
+    }
+
+    fn out(&self) -> &PathBuf {
+        &self.options.out
+    }
+
+    /// Everybody is asked to go, nodes first, and goes as documented.
+    async fn end(&mut self) -> Result<(), Error> {
+        let mut faults = Vec::new();
+        for is_node in [true, false] {
+            for part in &self.stage.parts {
+                if matches!(part.who, Who::Node(_)) == is_node {
+                    faults.extend(part.end(Signal::Terminate).await?);
+                }
+            }
+        }
+        self.check("the end", "SIGTERM to all", faults);
+        if self.options.minutes >= SHOWING_MINUTES {
+            let missing = self.counts.unseen();
+            self.check("kinds", "all", missing);
+        }
+        self.looked("the end")
+    }
+
+    fn report(&self) {
+        println!(
+            "== after {:.1} minutes, seed {}",
+            self.minute(),
+            self.options.seed
+        );
+        println!("-- faults");
+        for (kind, count) in &self.given {
+            println!("{count:7}  {kind}");
+        }
+        println!(
+            "-- requests: {} ({} calls)",
+            self.counts.requests(),
+            self.counts.calls
+        );
+        for (kind, outcomes) in &self.counts.kinds {
+            let all: u32 = outcomes.values().sum();
+            let each = outcomes
+                .iter()
+                .map(|(name, count)| format!("{count} {name}"));
+            println!("{all:7}  {kind}: {}", each.collect::<Vec<_>>().join(", "));
+        }
+        println!("-- errors that clients were told");
+        for (code, count) in &self.counts.codes {
+            println!("{count:7}  {code}");
+        }
+        println!("-- held at quiet points: warm, at most, and over the last life");
+        for (who, growth) in &self.growth {
+            let life = growth.life.map_or_else(String::new, |(first, last)| {
+                format!(
+                    "; {} points of one life: {first} to {last}",
+                    growth.life_points
+                )
+            });
+            println!(
+                "{:>7}  {}; {}{life}",
+                who.name(),
+                growth.warm(),
+                growth.most
+            );
+        }
+    }
+}
+
+fn told(step: &Step) -> String {
+    format!("{:.1} s {}", f64::from(step.at_ms) / 1_000.0, step.fault)
+}
+
+/// Runs all of them at once to their ends.
+async fn all<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> Vec<T> {
+    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, done) in futures.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *done = Some(value);
+            }
+        }
+        if done.iter().all(Option::is_some) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
