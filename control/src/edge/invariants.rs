@@ -317,8 +317,10 @@ impl Control {
         for model in self.queue.models() {
             for (place, waiter) in self.queue.lines(model).flatten() {
                 expected += 1;
-                let is_set = self.timers.contains(waiter.deadline, Timer::Wait(place));
+                let is_set = self.timers.contains(waiter.ends, Timer::Wait(place));
                 holds!("index", is_set, "{waiter:?} has no deadline");
+                let waits_on = waiter.ends == waiter.deadline || !self.queue.is_served(place);
+                holds!("index", waits_on, "{waiter:?} is served and ends early");
             }
         }
         for open in self.registry.open_sessions() {

@@ -60,7 +60,20 @@ pub(crate) struct Waiter {
     pub(crate) client: ClientRef,
     /// End of its queue wait, fixed at submission.
     pub(crate) deadline: Now,
+    /// When it is refused: then, or earlier while no candidate is configured for it.
+    pub(crate) ends: Now,
     pub(crate) body_bytes: u32,
+}
+
+impl Waiter {
+    pub(crate) const fn new(client: ClientRef, deadline: Now, body_bytes: u32) -> Self {
+        Self {
+            client,
+            deadline,
+            ends: deadline,
+            body_bytes,
+        }
+    }
 }
 
 /// A provider that a model names, enabled in the configuration; or one that it named before a reload,
@@ -283,22 +296,30 @@ impl Queue {
         }
     }
 
-    /// Who waits although no candidate is configured for them.
-    pub(crate) fn stranded(&self) -> Vec<Place> {
-        let lines = self.groups.iter().flat_map(|group| {
-            let served = |key: LineKey| group.candidates.iter().any(|c| c.serves(key));
-            group.lines.iter().filter(move |&(&key, _)| !served(key))
-        });
-        lines
-            .flat_map(|(_, line)| line.waiters.keys().copied())
-            .collect()
-    }
-
-    /// Gives a waiter another end of its wait; hands back the one it had.
-    pub(crate) fn set_deadline(&mut self, place: Place, deadline: Now) -> Option<Now> {
-        let lines = &mut self.groups[place.model.row()].lines;
-        let waiter = lines.get_mut(&place.line())?.waiters.get_mut(&place)?;
-        Some(core::mem::replace(&mut waiter.deadline, deadline))
+    /// Ends the wait of everybody for whom no candidate is configured at `now`, and of everybody else
+    /// at their own deadline again. Hands back whose end has moved, from when to when. O(waiters).
+    pub(crate) fn strand(&mut self, now: Now) -> Vec<(Place, Now, Now)> {
+        let mut moved = Vec::new();
+        for Group {
+            lines, candidates, ..
+        } in &mut self.groups
+        {
+            for (&key, line) in lines {
+                let is_served = candidates.iter().any(|c| c.serves(key));
+                for (&place, waiter) in &mut line.waiters {
+                    let before = waiter.ends;
+                    waiter.ends = if is_served {
+                        waiter.deadline
+                    } else {
+                        before.min(now)
+                    };
+                    if waiter.ends != before {
+                        moved.push((place, before, waiter.ends));
+                    }
+                }
+            }
+        }
+        moved
     }
 
     /// The place of a request that is submitted now: younger than all before.

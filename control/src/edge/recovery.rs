@@ -49,11 +49,7 @@ impl Control {
         };
         // What it had not waited when it was granted is left of its wait.
         let left_ms = lease.deadline.ms_since(lease.granted);
-        let waiter = Waiter {
-            client,
-            deadline: now.after_ms(left_ms),
-            body_bytes: lease.body_bytes,
-        };
+        let waiter = Waiter::new(client, now.after_ms(left_ms), lease.body_bytes);
         Some((place, waiter))
     }
 

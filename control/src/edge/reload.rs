@@ -48,11 +48,9 @@ impl Control {
             let node = NodeIndex::new(row).expect("nodes are at most NODES_MAX");
             self.reconfigure(now, node);
         }
-        for place in self.queue.stranded() {
-            if let Some(at) = self.queue.set_deadline(place, now) {
-                self.timers.cancel(at, Timer::Wait(place));
-                self.timers.set(now, Timer::Wait(place));
-            }
+        for (place, before, ends) in self.queue.strand(now) {
+            self.timers.cancel(before, Timer::Wait(place));
+            self.timers.set(ends, Timer::Wait(place));
         }
         self.counters.reloads += 1;
         self.end();

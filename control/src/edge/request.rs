@@ -22,11 +22,7 @@ impl Control {
     ) {
         self.counters.submits += 1;
         let limits = self.names.queue;
-        let waiter = Waiter {
-            client,
-            deadline: now.after_ms(limits.wait_ms),
-            body_bytes,
-        };
+        let waiter = Waiter::new(client, now.after_ms(limits.wait_ms), body_bytes);
         if let Some(reason) = self.unserved(place) {
             self.refuse(client, place.model, reason, out);
         } else if let Some(candidate) = self.passes(place) {
@@ -61,12 +57,12 @@ impl Control {
 
     pub(super) fn wait(&mut self, place: Place, waiter: Waiter) {
         self.queue.enter(place, waiter);
-        self.timers.set(waiter.deadline, Timer::Wait(place));
+        self.timers.set(waiter.ends, Timer::Wait(place));
     }
 
     fn stop_waiting(&mut self, place: Place) -> Option<Waiter> {
         let waiter = self.queue.leave(place)?;
-        self.timers.cancel(waiter.deadline, Timer::Wait(place));
+        self.timers.cancel(waiter.ends, Timer::Wait(place));
         Some(waiter)
     }
 
@@ -254,11 +250,7 @@ impl Control {
                     return self.refuse(client, place.model, reason, out);
                 }
                 self.counters.queue_returns += 1;
-                let waiter = Waiter {
-                    client,
-                    deadline: lease.deadline,
-                    body_bytes: lease.body_bytes,
-                };
+                let waiter = Waiter::new(client, lease.deadline, lease.body_bytes);
                 self.wait(place, waiter);
             }
         }

@@ -5,7 +5,7 @@ use iop_control::edge::RefreshState;
 use iop_control::names::{Names, NodeName, ProviderName};
 use iop_proto::domain::HealthEvidence;
 use iop_proto::domain::RefreshStatus::{Applied, Failed, RestartRequired};
-use iop_proto::limits::CONFIG_REFRESH_MS;
+use iop_proto::limits::{CONFIG_REFRESH_MS, EFFECTS_PER_STEP_MAX};
 use iop_proto::reason::Reason;
 
 use crate::rig::{
@@ -135,6 +135,36 @@ fn a_returning_run_without_candidates_is_refused_at_once() {
     let told = refused(&rig.back(run, 1));
     assert_eq!(told, [(client(1), Reason::NoProviderConfigured, 0)]);
     assert_eq!(rig.control.snapshot(rig.now).edge.leases_held, 0);
+}
+
+/// Who is left without candidate is refused over several steps. Another file between two of them may
+/// serve the rest again: they wait on, to the end that their wait has always had.
+#[test]
+fn who_is_served_again_before_the_refusal_waits_on_to_the_end_of_the_own_wait() {
+    const WAIT: u32 = 2 * EFFECTS_PER_STEP_MAX;
+    let world = World::new(1).provider(0, 1).model(&[0]);
+    let mut rig = world.queue(WAIT, u64::MAX).rig();
+    rig.up(session(1), 0);
+    let run = rig.run(0, 0);
+    for slot in 1..=WAIT {
+        assert_eq!(rig.submit(slot, 0), []);
+    }
+    rig.pass_ms(10_000);
+    rig.takes(|file| row(file, 0).enabled = false);
+    let told = refused(&rig.tick());
+    let count = u32::try_from(told.len()).unwrap();
+    assert!((1..WAIT).contains(&count), "{count}");
+    assert_eq!(told[0], (client(1), Reason::NoProviderConfigured, 0));
+    rig.takes(|file| row(file, 0).enabled = true);
+    assert_eq!(rig.pass_ms(19_999), []);
+    assert_eq!(rig.waiting(), (WAIT - count) as usize);
+    let seen = grants(&rig.complete(run));
+    assert_eq!(seen[0].0, client(count + 1));
+    let again = grants(&rig.back(seen[0].1, count + 1));
+    assert_eq!(again[0].0, client(count + 1), "its end has not come either");
+    let told = refused(&rig.pass_ms(1));
+    assert_eq!(told.len(), (WAIT - count - 1) as usize);
+    assert!(told.iter().all(|told| told.1 == Reason::QueueTimeout));
 }
 
 /// Proves.

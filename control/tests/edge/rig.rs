@@ -204,12 +204,17 @@ impl Rig {
         effects
     }
 
-    /// Changes the file and takes it; what follows at once.
-    pub(crate) fn reload(&mut self, change: impl FnOnce(&mut Names)) -> Vec<Effect> {
+    /// Changes the file and takes it.
+    pub(crate) fn takes(&mut self, change: impl FnOnce(&mut Names)) {
         change(&mut self.file);
         write_payloads(&mut self.file);
         let names = self.control.names().succeed(&self.file).unwrap().names;
         self.control.reload(self.now, Arc::new(names));
+    }
+
+    /// Changes the file and takes it; what follows at once.
+    pub(crate) fn reload(&mut self, change: impl FnOnce(&mut Names)) -> Vec<Effect> {
+        self.takes(change);
         let mut effects = self.tick();
         effects.extend(self.pass_ms(0));
         effects
