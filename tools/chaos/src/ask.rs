@@ -277,10 +277,14 @@ pub(crate) fn digest_of(bytes: &[u8]) -> String {
     half.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `length` letters that only this request, call and piece have.
+/// In whatever clients and servers say to each other: nobody between may write it down.
+pub(crate) const CANARY: &str = "chaostold";
+
+/// `length` letters that only this request, call and piece have, behind the canary.
 fn letters(id: u64, call: u64, n: u32, length: u32) -> String {
     let mut dice = Dice::new(id ^ call, u64::from(n));
-    let mut text = String::with_capacity(length as usize + 8);
+    let mut text = CANARY.to_owned();
+    text.reserve(length as usize);
     while text.len() < length as usize {
         let eight = dice.next().to_le_bytes();
         text.extend(eight.map(|byte| char::from(b'a' + byte % 26)));
@@ -298,7 +302,7 @@ mod tests {
             id: 0xabc,
             stream,
             pieces: 4,
-            piece_bytes: 20,
+            piece_bytes: 30,
             pause_ms: 3,
             fate,
         }
@@ -328,6 +332,8 @@ mod tests {
                 let answer = asked.answer(surface, "p1.1.7");
                 assert_eq!(Ask::tag(surface, &answer).as_deref(), Some("p1.1.7"));
                 assert_eq!(answer, asked.answer(surface, "p1.1.7"));
+                let told = String::from_utf8(answer.clone()).unwrap();
+                assert!(told.contains(CANARY), "{told}");
                 assert_ne!(answer, asked.answer(surface, "p1.1.8"));
                 let half = &answer[..answer.len() / 2];
                 assert_ne!(half, &asked.answer(surface, "p1.1.8")[..half.len()]);

@@ -302,12 +302,14 @@ pub(crate) struct Counts {
     /// Codes of errors.
     pub(crate) codes: BTreeMap<String, u32>,
     pub(crate) calls: u32,
+    /// Calls that ended before their answer did, after their client had left.
+    pub(crate) stopped: u32,
     /// Requests that were asked again of a server.
     pub(crate) again: u32,
 }
 
 impl Counts {
-    pub(crate) fn add(&mut self, entry: &Entry, calls: usize) {
+    fn add(&mut self, entry: &Entry, calls: &[Call]) {
         let kind = self.kinds.entry(entry.kind).or_default();
         *kind.entry(entry.outcome.name()).or_default() += 1;
         match &entry.outcome {
@@ -316,8 +318,12 @@ impl Counts {
             }
             _ => {}
         }
-        self.calls += u32::try_from(calls).unwrap_or(u32::MAX);
-        self.again += u32::from(calls > 1);
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        self.calls += count(calls.len());
+        if matches!(entry.outcome, Outcome::Left { .. }) {
+            self.stopped += count(calls.iter().filter(|call| call.was_left).count());
+        }
+        self.again += u32::from(calls.len() > 1);
     }
 
     pub(crate) fn join(&mut self, other: Self) {
@@ -330,6 +336,7 @@ impl Counts {
             *self.codes.entry(code).or_default() += count;
         }
         self.calls += other.calls;
+        self.stopped += other.stopped;
         self.again += other.again;
     }
 
@@ -346,9 +353,13 @@ impl Counts {
                 .is_some_and(|of| of.contains_key(outcome))
         };
         let unseen = wanted.filter(|&(kind, outcome)| !seen(kind, outcome));
-        unseen
-            .map(|(kind, outcome)| format!("{kind}: never {outcome}"))
-            .collect()
+        let unseen = unseen.map(|(kind, outcome)| format!("{kind}: never {outcome}"));
+        let never = [
+            (self.stopped, "no call ended with its client's leaving"),
+            (self.again, "no request was asked again after a stall"),
+        ];
+        let never = never.into_iter().filter(|(count, _)| *count == 0);
+        unseen.chain(never.map(|(_, why)| why.to_owned())).collect()
     }
 
     pub(crate) fn requests(&self) -> u32 {
@@ -372,7 +383,7 @@ pub(crate) fn round(
     let mut faults = Vec::new();
     for entry in entries {
         let of = calls.remove(&entry.ask.id).unwrap_or_default();
-        counts.add(entry, of.len());
+        counts.add(entry, &of);
         if let Err(why) = exchange(entry, &of, disturbed) {
             faults.push(format!(
                 "{} {}: {why}: {of:?}",

@@ -97,7 +97,7 @@ impl Choice {
             surface: dice.one_of(&STREAMS),
             stream: true,
             pieces: dice.between(2, 30),
-            piece_bytes: dice.between(8, 500),
+            piece_bytes: dice.between(16, 500),
             pause_ms: dice.between(0, 40),
             fate: Fate::Whole,
             padding: 0,

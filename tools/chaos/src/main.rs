@@ -29,6 +29,8 @@ mod quiet;
 mod run;
 mod stage;
 
+use tokio::signal::unix::{SignalKind, signal};
+
 use error::Error;
 use network::Form;
 
@@ -67,7 +69,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words.split_first() {
-        Some((&"run", rest)) => options(rest).and_then(|options| block_on(run::run(options))),
+        Some((&"run", rest)) => options(rest).and_then(|options| block_on(until_told(options))),
         Some((&"provider", rest)) => {
             provider_options(rest).and_then(|options| block_on(provider::run(options)))
         }
@@ -80,6 +82,18 @@ fn main() -> ExitCode {
             eprintln!("iop-chaos: {error}");
             ExitCode::from(2)
         }
+    }
+}
+
+/// A run that is told to stop takes its processes and namespaces with it.
+async fn until_told(options: Options) -> Result<bool, Error> {
+    let listen = |kind| signal(kind).map_err(Error::io("listen to signals"));
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    tokio::select! {
+        done = run::run(options) => done,
+        _ = interrupt.recv() => Err(Error::Part("interrupted".to_owned())),
+        _ = terminate.recv() => Err(Error::Part("terminated".to_owned())),
     }
 }
 

@@ -113,6 +113,7 @@ impl Network {
         );
         let [address, node_address] = [1, 2].map(|end| Ipv4Addr::new(10, 77, block, end));
         let with_mask = |address: Ipv4Addr| format!("{address}/30");
+        let _none = ip(&["link", "del", &near]).await; // a slot that was just left may still have it
         let peer = ["type", "veth", "peer", "name", &far, "netns", &space];
         ip(&[&["link", "add", &near], &peer[..]].concat()).await?;
         ip(&["addr", "add", &with_mask(address), "dev", &near]).await?;
@@ -186,7 +187,7 @@ fn space_name(slot: u8, node: u8) -> String {
 }
 
 fn claim_file(slot: u8) -> String {
-    format!("/run/netns/iop-chaos-{slot}.pid")
+    format!("/run/iop-chaos-{slot}.pid")
 }
 
 /// Takes away what a run has left that is no more.

@@ -107,14 +107,10 @@ impl Part {
     }
 
     pub(crate) async fn signal(&self, name: &str) -> Result<(), Error> {
-        let Some(pid) = self.pid() else {
-            return Ok(());
-        };
-        let mut kill = Command::new("kill");
-        let sent = kill
-            .args([format!("-{name}"), pid.to_string()])
-            .stderr(Stdio::null());
-        sent.status().await.map(drop).map_err(Error::io("kill"))
+        match self.pid() {
+            Some(pid) => send(pid, name).await,
+            None => Ok(()),
+        }
     }
 
     /// Ends it and waits; `Some`: it did not end as documented.
@@ -125,10 +121,13 @@ impl Part {
             (Signal::Terminate, Who::Server(_)) => ("TERM", by(SIGTERM)),
             (Signal::Terminate, Who::Edge(_) | Who::Node(_)) => ("TERM", ExitStatus::from_raw(0)),
         };
-        self.signal(name).await?;
+        // Taken first: an end that was asked for is nobody else's to find.
         let Some(mut child) = self.child.borrow_mut().take() else {
             return Ok(None);
         };
+        if let Some(pid) = child.id() {
+            send(pid, name).await?;
+        }
         let who = self.who.name();
         match tokio::time::timeout(END_LIMIT, child.wait()).await {
             Ok(status) => {
@@ -195,6 +194,13 @@ impl Part {
         self.read.set(read);
         Ok(found)
     }
+}
+
+async fn send(pid: u32, name: &str) -> Result<(), Error> {
+    let mut kill = Command::new("kill");
+    let sent = kill.args([format!("-{name}"), pid.to_string()]);
+    let sent = sent.stderr(Stdio::null()).status().await;
+    sent.map(drop).map_err(Error::io("kill"))
 }
 
 fn by(signal: i32) -> ExitStatus {

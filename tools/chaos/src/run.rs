@@ -24,6 +24,8 @@ const SHOWN_MAX: usize = 12;
 const SHOWING_MINUTES: u32 = 3;
 /// How often the parts are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// A process that has just begun does not listen to signals yet, and would end otherwise than documented.
+const SETTLE: Duration = Duration::from_millis(1_500);
 const ORDER_LIMIT: Duration = Duration::from_secs(3);
 
 struct Run {
@@ -181,6 +183,7 @@ impl Run {
                 let ended = part.end(signal).await?;
                 pause(down_ms).await;
                 part.start()?;
+                tokio::time::sleep(SETTLE).await;
                 Ok(Some(ended))
             }
             Fault::Pause { who, ms } => {
@@ -199,6 +202,9 @@ impl Run {
             }
             Fault::Reload { edge } => {
                 let part = self.stage.part(Who::Edge(edge));
+                let Some(_turn) = part.turn() else {
+                    return Ok(None);
+                };
                 part.signal("HUP").await?;
                 Ok(Some(None))
             }
@@ -352,9 +358,11 @@ impl Run {
             println!("{count:7}  {kind}");
         }
         println!(
-            "-- requests: {} ({} calls)",
+            "-- requests: {}; calls: {}, of which {} ended as their client left; asked again: {}",
             self.counts.requests(),
-            self.counts.calls
+            self.counts.calls,
+            self.counts.stopped,
+            self.counts.again
         );
         for (kind, outcomes) in &self.counts.kinds {
             let all: u32 = outcomes.values().sum();

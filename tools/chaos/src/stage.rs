@@ -21,7 +21,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 
-use crate::ask::MARK;
+use crate::ask::{CANARY, MARK};
 use crate::client::Door;
 use crate::error::Error;
 use crate::link::Relay;
@@ -388,7 +388,7 @@ impl Builder {
             is_managed: row > 0,
         };
         let journals = (0..NODES).map(|row| journal::Reader::new(self.journal(Who::Server(row))));
-        let mut secrets = [&self.credential, "PRIVATE KEY", MARK]
+        let mut secrets = [&self.credential, "PRIVATE KEY", MARK, CANARY]
             .map(str::to_owned)
             .to_vec();
         secrets.extend(self.keys.iter().cloned());
