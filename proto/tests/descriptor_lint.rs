@@ -345,10 +345,116 @@ fn the_profile_travels_in_the_adapter_configuration() {
     assert_eq!(elsewhere, [""; 0]);
 }
 
+/// Proves, [R-052].
 #[test]
-fn a_connection_generation_is_no_field() {
+fn r051_a_connection_generation_is_no_field() {
     let found = offenders(|_| true, |name| name.contains("generation"));
     assert_eq!(found, ["iop.CredentialLeaseBinding.projection_generation"]);
+}
+
+/// Proves. What an Edge decides by its leases, and a node by its gate, neither tells the other.
+#[test]
+fn r244_no_lease_and_no_slot_is_counted_on_the_wire() {
+    let between = |name: &str| {
+        MessageType::ALL
+            .iter()
+            .any(|kind| within(name, kind.name()))
+    };
+    let banned = [
+        "inflight", "queued", "slot", "occupan", "permit", "grant", "admi", "held", "lease",
+    ];
+    let found = offenders(between, |name| {
+        banned.iter().any(|word| name.contains(word))
+    });
+    // Sealed bytes, which no gate reads.
+    assert_eq!(found, ["iop.ProviderTunnelRequest.credential_lease"]);
+    let shown = offenders(
+        |name| name == "iop.ProviderSnapshot",
+        |name| name == "inflight",
+    );
+    assert_eq!(
+        shown.len(),
+        1,
+        "the words above are those that would be used"
+    );
+}
+
+/// Proves.
+#[test]
+fn r258_a_command_asks_and_executes_nothing() {
+    let set = FileSet::decode(FILE_DESCRIPTOR_SET).unwrap();
+    let mut kinds = set.file.iter().flat_map(|file| &file.enumeration);
+    let kinds = kinds.find(|e| e.name == "NodeCommandType").unwrap();
+    let names: Vec<_> = kinds
+        .value
+        .iter()
+        .map(|value| value.name.as_str())
+        .collect();
+    let known = [
+        "UNSPECIFIED",
+        "CAPABILITIES",
+        "TRANSPORT_STATUS",
+        "PROVIDER_STATUS",
+    ];
+    assert_eq!(names, known.map(|name| format!("NODE_COMMAND_TYPE_{name}")));
+    let fields = messages().remove("iop.NodeCommandRequest").unwrap().field;
+    let fields: Vec<_> = fields.iter().map(|field| field.name.as_str()).collect();
+    assert_eq!(fields, ["command_id", "type", "adapter", "target"]);
+}
+
+/// Proves.
+#[test]
+fn r266_the_snapshot_keeps_its_legacy_name_and_has_no_second_one() {
+    let named: Vec<_> = messages()
+        .into_keys()
+        .filter(|name| name.contains("Snapshot"))
+        .collect();
+    assert_eq!(named, ["iop.NodeSnapshot", "iop.ProviderSnapshot"]);
+    assert_eq!(
+        field("iop.NodeSnapshot", "providers").type_name,
+        ".iop.ProviderSnapshot"
+    );
+}
+
+/// Proves.
+#[test]
+fn r345_no_configuration_says_in_which_directory_work_is_done() {
+    let of = |name: &str| {
+        [
+            "iop.NodeConfigPayload",
+            "iop.NodeRuntimeConfig",
+            "iop.AdapterConfig",
+            "iop.AdapterOptions",
+        ]
+        .iter()
+        .any(|held| within(name, held))
+    };
+    let banned = ["cwd", "workdir", "workingdir", "workspace", "directory"];
+    assert_eq!(
+        offenders(of, |name| banned.iter().any(|word| name.contains(word))),
+        [""; 0]
+    );
+}
+
+/// Nothing tells anybody where a node could be dialled. Proves.
+#[test]
+fn r346_no_field_holds_the_address_of_a_node() {
+    let banned = [
+        "address", "endpoint", "listen", "host", "port", "url", "dial",
+    ];
+    let found = offenders(
+        |_| true,
+        |name| {
+            // A `support` is no port.
+            banned.iter().any(|word| name.contains(word)) && !name.contains("support")
+        },
+    );
+    // Where a node finds its model servers, told to nobody but the node.
+    let servers = ["Ollama", "OpenAICompat", "Vllm"];
+    assert_eq!(
+        found,
+        servers.map(|kind| format!("iop.{kind}AdapterConfig.base_url"))
+    );
 }
 
 /// Proves.
@@ -438,8 +544,9 @@ fn r344_no_store_location_in_the_configuration() {
     assert_eq!(paths, [""; 0]);
 }
 
+/// Proves.
 #[test]
-fn no_secret_in_the_configuration() {
+fn r332_no_secret_in_the_configuration() {
     let of = |name: &str| {
         name.starts_with("iop.NodeConfig")
             || name.contains("Adapter")
