@@ -326,7 +326,7 @@ fn just_before(instant: Now) -> Now {
     Now::from_nanos(instant.as_nanos() - 1)
 }
 
-/// Proves, [R-118].
+/// Proves, [R-118], [P-39].
 #[test]
 fn r113_no_figure_on_the_wire_is_a_stall_after_exactly_300_seconds() {
     let mut attempt = Attempt::new(T0, judge(0, 0).unwrap(), Patience::default());
@@ -686,7 +686,7 @@ impl Trace {
     }
 }
 
-/// Proves [I5.1], [I5.2], [I5.4], [I5.6].
+/// Proves, [I5.1], [I5.2], [I5.4], [I5.6].
 #[test]
 fn i51_over_every_history_there_is_one_terminal_one_call_one_release_and_no_gap() {
     // The hard deadline lies before or behind the watchdog; a step of time passes grace and probe.

@@ -206,6 +206,30 @@ fn d04_jitter_only_adds() {
     assert_eq!(forever.wait_ms(u32::MAX), u64::MAX, "saturates");
 }
 
+/// An Edge that comes back is not dialled by all of its nodes at one instant. Proves [P-72].
+#[test]
+fn p72_five_thousand_nodes_that_lose_their_edge_come_back_spread_out() {
+    const NODES: u32 = 5_000;
+    const PARTS: usize = 20;
+    let usual = Policy::new(None, None, None).unwrap();
+    let (first, last) = (usual.wait_ms(0), usual.wait_ms(u32::MAX));
+    assert!(last > first);
+    let mut dials = [0_u32; PARTS + 1];
+    for node in 0..NODES {
+        let mut machine = Supervisor::new(usual, DRAIN_MS);
+        let Some(Action::Dial(link)) = machine.step(T0, Event::Valid, 0) else {
+            panic!("a valid start dials")
+        };
+        let dice = node.wrapping_mul(0x9e37_79b9); // visits every part of the range alike
+        machine.step(T0, Event::Link(link, LinkEvent::Ended), dice);
+        let waited = machine.deadline().unwrap().ms_since(T0);
+        let share = |ms: u64| usize::try_from(ms).unwrap();
+        dials[share(waited - first) * PARTS / share(last - first)] += 1;
+    }
+    let peak = dials.into_iter().max().unwrap();
+    assert!(peak * 20 < 3 * NODES, "peak to mean: {dials:?}");
+}
+
 /// Proves, [I4.4].
 #[test]
 fn r029_ready_follows_apply_start_and_install_in_that_order_on_every_link() {

@@ -1,10 +1,11 @@
 //! Selection, leases, final reports: machines 2 and 3.
+use iop_control::names::ProviderName;
 use iop_control::step::{Effect, Ending, Event};
 use iop_proto::catalog::{Operation, OperationSet, ProviderKind};
 use iop_proto::limits::{RUNS_PER_SHARD_MAX, SELECTED_MS};
 use iop_proto::reason::Reason;
 
-use crate::rig::{World, client, clients, granted, grants, provider, refused, session, small};
+use crate::rig::{Rig, World, client, clients, granted, grants, provider, refused, session, small};
 
 fn providers(effects: &[Effect]) -> Vec<usize> {
     grants(effects).iter().map(|grant| grant.3.row()).collect()
@@ -37,6 +38,35 @@ fn r232_the_candidate_with_room_is_selected_and_capacity_is_never_exceeded() {
         1,
         "the one that waited"
     );
+}
+
+/// Proves.
+#[test]
+fn r239_one_provider_id_on_two_nodes_is_two_resources() {
+    fn gpu(provider: &mut ProviderName) {
+        provider.id = "gpu".into();
+    }
+    let world = World::new(2)
+        .provider(0, 1)
+        .but(gpu)
+        .provider(1, 1)
+        .but(gpu);
+    let mut rig = world.model(&[0]).model(&[1]).rig();
+    rig.up(session(1), 0);
+    rig.up(session(2), 1);
+    let figures = |rig: &Rig| (rig.shown(0).in_flight, rig.shown(1).in_flight);
+    rig.run(1, 0);
+    assert_eq!(figures(&rig), (1, 0));
+    let other = rig.run(2, 1);
+    assert_eq!(
+        figures(&rig),
+        (1, 1),
+        "the one's lease fills nothing of the other"
+    );
+    assert_eq!((rig.submit(3, 0), rig.submit(4, 1)), (vec![], vec![]));
+    assert_eq!(granted(&rig.complete(other)), clients([4]));
+    rig.close(session(1));
+    assert_eq!(figures(&rig), (0, 1));
 }
 
 /// Proves [D-11].

@@ -55,6 +55,31 @@ fn s02_two_claims_leave_one_pending_owner() {
     assert_eq!(ready_replies(&rig.ready(session(2), 0)), [None]);
 }
 
+/// Two processes under one node id, each putting the other out before it is ready, while an owner's lease
+/// of before and a waiter are there. Proves [S-51].
+#[test]
+fn s51_claims_that_put_each_other_out_are_no_events_and_cost_nothing() {
+    let mut rig = small(1);
+    rig.up(session(1), 0);
+    let run = rig.run(1, 0);
+    rig.submit(2, 0);
+    rig.register(session(2), 0);
+    rig.step(Event::Lost { run });
+    let fenced: Vec<_> = rig.notices();
+    assert_eq!(fenced.len(), 2, "connected, disconnected: {fenced:?}");
+    for round in 0..20 {
+        let (old, new) = (session(2 + round), session(3 + round));
+        rig.register(new, 0);
+        let refused = rig.ready(old, 0);
+        assert_eq!(ready_replies(&refused), [Some(Reason::Superseded)]);
+        rig.close(old);
+        assert_eq!((rig.notices().len(), rig.waiting()), (0, 1));
+    }
+    let counters = rig.control.counters();
+    assert_eq!((counters.activations, counters.returns_fence), (1, 1));
+    assert_eq!(granted(&rig.ready(session(22), 0)), clients([2]));
+}
+
 /// Proves [S-03].
 #[test]
 fn s03_a_claim_fences_the_ready_owner_with_its_leases() {

@@ -74,7 +74,7 @@ fn r024_an_accepted_registration_owns_the_node_pending() {
     assert!(!rig.is_connected(0));
 }
 
-/// Proves, [R-077].
+/// Proves, [R-077], [R-352].
 #[test]
 fn r077_a_waiter_goes_with_the_ready_and_not_before() {
     let mut rig = World::new(1).provider(0, 1).model(&[0]).rig();
@@ -135,6 +135,33 @@ fn r041_only_the_first_ready_activates() {
     assert_eq!(changes, [NodeChange::Connected]);
     rig.complete(run);
     assert_eq!(rig.shown(0).in_flight, 0);
+}
+
+/// Proves.
+#[test]
+fn r030_the_node_is_dispatch_ready_when_its_acknowledgement_is_handed_out() {
+    let mut rig = small(1);
+    rig.submit(1, 0);
+    rig.register(session(1), 0);
+    let ready = Event::Ready {
+        session: session(1),
+        reply_to: 2,
+        claimed: Some(node(0)),
+    };
+    let mut seen = Vec::new();
+    rig.watch(ready, |control, effects| {
+        if ready_replies(effects) == [None] {
+            seen.push(control.session_state(session(1)));
+        }
+    });
+    assert_eq!(seen, [SessionState::Ready]);
+    // A connection that has gone is acknowledged nothing, and nothing happens.
+    let mut rig = small(1);
+    rig.register(session(1), 0);
+    rig.close(session(1));
+    assert_eq!(rig.ready(session(1), 0), []);
+    assert_eq!(rig.control.counters().activations, 0);
+    assert_eq!((rig.notices().len(), rig.is_connected(0)), (0, false));
 }
 
 /// Proves, [R-047].
@@ -425,8 +452,9 @@ fn a_draining_node_takes_nothing_new_until_it_is_back() {
     assert_eq!(rig.step(Event::GoAway { session }), [close]);
 }
 
+/// Proves [D-38].
 #[test]
-fn a_silent_shard_is_wedged_and_a_stopped_process_is_not() {
+fn d38_a_silent_shard_is_wedged_and_a_stopped_process_is_not() {
     let names = || std::sync::Arc::new(World::new(1).0);
     let at = iop_proto::ids::Now::from_nanos;
     let ms = |ms: u64| at(ms * 1_000_000);

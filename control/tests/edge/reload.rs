@@ -408,7 +408,7 @@ fn a_provider_added_to_a_ready_node_lives_under_its_generation() {
 }
 
 /// A late stall of an earlier binding touches that binding's record alone, and the round trip finds it
-/// again. Proves [S-58].
+/// again. Proves [S-58], [R-160].
 #[test]
 fn s58_a_late_stall_of_an_earlier_binding_touches_that_binding_alone() {
     let mut rig = ready(4);

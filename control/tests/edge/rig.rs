@@ -225,6 +225,20 @@ impl Rig {
         self.settle()
     }
 
+    /// Handles one event step by step, and lets `look` see the core between two of them, together with
+    /// the effects that the last one handed out.
+    pub(crate) fn watch(&mut self, event: Event, mut look: impl FnMut(&Control, &[Effect])) {
+        self.control.handle(self.now, event, &mut self.out);
+        loop {
+            let effects: Vec<_> = self.out.drain().collect();
+            look(&self.control, &effects);
+            if !self.control.has_pending() {
+                return;
+            }
+            self.control.tick(self.now, &mut self.out);
+        }
+    }
+
     fn settle(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         loop {

@@ -1,8 +1,9 @@
 //! The read model: what is shown of nodes, providers and models.
-use iop_control::edge::{Health, Status};
+use iop_control::edge::{Control, Health, Status};
 use iop_control::step::Event;
+use iop_proto::reason::Reason;
 
-use crate::rig::{CHAT, World, session};
+use crate::rig::{CHAT, World, node, session};
 
 /// Proves, [R-283], [R-284].
 #[test]
@@ -88,6 +89,51 @@ fn r271_queued_counts_each_waiting_request_once_per_live_candidate() {
         (2, 0),
         "draining"
     );
+}
+
+/// A node that wakes or dies with more to do than fits one step: whoever looks in between sees it whole,
+/// as it was or as it is. Proves [S-54].
+#[test]
+fn s54_a_snapshot_between_two_steps_shows_a_node_before_or_after_and_never_half() {
+    const WAITING: u32 = 150;
+    let world = (0..3).fold(World::new(1), |world, _| world.provider(0, 60));
+    let mut rig = world.model(&[0, 1, 2]).rig();
+    for slot in 1..=WAITING {
+        rig.submit(slot, 0);
+    }
+    rig.register(session(1), 0);
+    let now = rig.now;
+    let look = |control: &Control| {
+        let snapshot = control.snapshot(now);
+        let node = &snapshot.nodes[0];
+        let held: u32 = node.providers.iter().map(|shown| shown.in_flight).sum();
+        assert_eq!(u64::from(held), snapshot.edge.leases_held);
+        for shown in &node.providers {
+            let is_up = node.connected;
+            assert_eq!(shown.status == Status::Available, is_up);
+            assert_eq!(shown.capacity, if is_up { 60 } else { 0 });
+            let waiting = if is_up { WAITING - held } else { 0 };
+            assert_eq!(shown.queued, waiting);
+        }
+        (node.connected, held)
+    };
+    assert_eq!(look(&rig.control), (false, 0));
+    let claimed = Some(node(0));
+    let wakes = Event::Ready {
+        session: session(1),
+        reply_to: 2,
+        claimed,
+    };
+    let mut seen = Vec::new();
+    rig.watch(wakes, |control, _| seen.push(look(control)));
+    assert!(seen.len() > 3, "in several steps: {seen:?}");
+    assert!(seen.iter().all(|shown| shown.0) && seen.is_sorted());
+    assert_eq!(seen.last(), Some(&(true, WAITING)));
+    let dies = Event::Closed {
+        session: session(1),
+        cause: Reason::PeerClosed,
+    };
+    rig.watch(dies, |control, _| assert_eq!(look(control), (false, 0)));
 }
 
 /// Proves, [R-281].
