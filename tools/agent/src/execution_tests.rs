@@ -110,7 +110,7 @@ fn without_idle(frame: &mut TunnelFrame) -> Option<u64> {
     failure.idle_ms.take()
 }
 
-/// Proves [S-40], [D-47], [I5.10].
+/// Proves [S-40], [R-309], [R-313], [D-47], [I5.10].
 #[tokio::test]
 async fn s40_an_observer_that_panics_or_blocks_changes_no_terminal() {
     let (shown_in, shown) = std::sync::mpsc::channel();

@@ -8,8 +8,8 @@ use iop_lease::{
     Entropy, IssuerKey, KeyKind, RecipientKey, Terms, issue, profile_component, secret_text,
 };
 use iop_proto::domain::{
-    Adapter, Credential, CredentialBinding, Header, LeaseEnvelope, NodeConfig as Payload, Profile,
-    ProfileOperation, TunnelRequest,
+    Adapter, Credential, CredentialBinding, FailureCode, Header, LeaseEnvelope,
+    NodeConfig as Payload, Profile, ProfileOperation, StallTimeout, TunnelRequest,
 };
 use tokio::time::Instant;
 
@@ -220,6 +220,46 @@ async fn r219_the_declared_header_carries_the_credential_and_nothing_else_does()
     assert_eq!(answer.status, Some(307));
     drop(call); // its connection is not used again
     assert!(elsewhere.is_idle());
+    world.serves("after").await;
+}
+
+/// Proves [R-329].
+#[tokio::test]
+async fn r329_the_stall_terminal_of_a_managed_tunnel_says_nothing_of_its_credential() {
+    let mut world = World::new(1).await;
+    let request = TunnelRequest {
+        stall_timeout: StallTimeout::from_wire(200),
+        ..world.request("r")
+    };
+    let Credential::Managed { lease, binding } = request.credential.clone() else {
+        panic!("a pair")
+    };
+    world.conn.open(request).await;
+    let call = world.provider.request().await;
+    assert!(call.head.contains(SECRET), "the credential is in use");
+    let mut probe = world.provider.request().await;
+    assert!(!probe.head.contains(SECRET));
+    let refusal = "401 Unauthorized\r\nconnection: close";
+    probe.answer(refusal, SECRET.as_bytes()).await;
+    let terminal = world.conn.frame().await;
+    let failure = terminal.failure.expect("a stall has evidence");
+    assert_eq!(failure.code, FailureCode::ResponseStalled);
+    let said = &world.conn.payload;
+    let leased = lease.expose();
+    let secrets = [
+        SECRET.as_bytes(),
+        b"x-key",
+        b"Key ",
+        binding.principal.as_bytes(),
+        binding.recipient.as_bytes(),
+        &leased[..16],
+        &leased[leased.len() - 64..],
+    ];
+    for secret in secrets {
+        let found = said.windows(secret.len()).any(|part| part == secret);
+        assert!(!found, "{}", String::from_utf8_lossy(secret));
+    }
+    drop(call);
     world.serves("after").await;
 }
 

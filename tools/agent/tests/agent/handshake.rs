@@ -240,7 +240,33 @@ async fn s70_a_request_before_the_ready_ack_is_not_executed_and_ends_the_session
     assert!(conn.answer("r").await.is_complete());
 }
 
-/// Proves [R-048].
+/// Whatever may be asked is in force once ready is said; what cannot be put in force is never called so.
+/// Proves [R-026], [R-027].
+#[tokio::test]
+async fn r026_ready_is_said_only_of_a_configuration_that_was_applied_and_started() {
+    let provider = Provider::start().await;
+    let edge = Edge::start().await;
+    let mut config = edge.config();
+    config.provider_http.ca = Some("/nonexistent/ca.pem".into());
+    let _agent = Agent::start(config);
+    let good = adapter(provider.port(), 1);
+    let secure = Adapter {
+        base_url: "https://127.0.0.1:1".to_owned(),
+        ..good.clone()
+    };
+    // The first cannot be applied, the second not be started: the next thing said would be ready.
+    for adapters in [vec![good.clone(), good.clone()], vec![secure]] {
+        let mut conn = edge.accept().await;
+        conn.register(payload(adapters)).await;
+        conn.closed().await;
+    }
+    let mut conn = edge.ready(payload(vec![good])).await;
+    conn.open(tunnel("r", b"{}")).await;
+    provider.request().await.answer("200 OK", b"ok").await;
+    assert_eq!(conn.answer("r").await.body, b"ok");
+}
+
+/// Proves [R-048], [S-51].
 #[tokio::test]
 async fn r048_a_refused_ready_closes_the_session_and_executes_nothing() {
     let provider = Provider::start().await;

@@ -145,6 +145,55 @@ async fn r264_a_configuration_that_cannot_be_put_in_force_changes_nothing_and_sa
     serves(&mut conn, "b", &two).await;
 }
 
+/// Proves.
+#[tokio::test]
+async fn r295_an_instance_is_its_name_in_whatever_order_and_company_it_is_configured() {
+    let (one, two) = (Provider::start().await, Provider::start().await);
+    let edge = Edge::start().await;
+    let _agent = Agent::start(edge.config());
+    let both = || vec![named("a", one.port(), 1), named("b", two.port(), 1)];
+    let mut conn = edge.ready(payload(both())).await;
+    conn.open(to("a", "held")).await;
+    let mut held = one.request().await;
+    // Turned round, with another server for `b`, and as it was: `a` is the instance it has been, and
+    // its one slot is held.
+    let turned = vec![named("b", one.port(), 1), named("a", one.port(), 1)];
+    for adapters in [turned, both()] {
+        assert_eq!(
+            refresh(&mut conn, adapters).await.status,
+            RefreshStatus::Applied
+        );
+        conn.open(to("a", "waits")).await;
+        serves_beside(&mut conn, &one, &two).await;
+        conn.cancel("waits").await;
+        assert_eq!(conn.answer("waits").await.error(), "cancelled");
+    }
+    // The same over a connection of its own: nothing of the old one is left but the slot, until its
+    // call has returned.
+    drop(conn);
+    held.gone().await;
+    let mut conn = edge.ready(payload(both())).await;
+    serves(&mut conn, "a", &one).await;
+    let twins = vec![named("a", one.port(), 1), named("a", two.port(), 1)];
+    assert_eq!(
+        refresh(&mut conn, twins).await.status,
+        RefreshStatus::Failed
+    );
+    serves(&mut conn, "a", &one).await;
+}
+
+/// `b` is served by whichever server it is configured with, while nobody calls for `a`.
+async fn serves_beside(conn: &mut Conn, one: &Provider, two: &Provider) {
+    conn.open(to("b", "beside")).await;
+    let mut call = tokio::select! {
+        call = one.request() => call,
+        call = two.request() => call,
+    };
+    call.answer("200 OK\r\nconnection: close", b"ok").await;
+    assert_eq!(conn.answer("beside").await.body, b"ok");
+    assert!(one.is_idle() && two.is_idle(), "the slot of `a` is held");
+}
+
 /// Proves, [S-45].
 #[tokio::test]
 async fn r203_a_running_call_keeps_its_instance_and_its_slot_while_new_ones_go_elsewhere() {

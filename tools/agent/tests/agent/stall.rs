@@ -487,6 +487,47 @@ async fn r324_the_log_tells_of_a_stall_without_ids_or_payload_and_the_wire_keeps
     assert!(text.contains("node ready"));
 }
 
+/// Proves [R-327], [R-328], [R-330].
+#[tokio::test]
+async fn r327_a_stall_terminal_repeats_nothing_of_caller_payload_or_provider() {
+    let mut world = world(4, false).await;
+    let marker = "m4rk3r";
+    let mut request = stallable("r");
+    request.body = format!("{{\"user\":\"{marker}-body\"}}")
+        .into_bytes()
+        .into();
+    request.session_id = format!("{marker}-session");
+    request.metadata = [
+        (format!("{marker}-key"), format!("{marker}-value")),
+        ("recovery_eligible".to_owned(), "true".to_owned()),
+    ]
+    .into();
+    request.headers = vec![iop_proto::domain::Header {
+        name: "x-user".to_owned(),
+        value: format!("{marker}-header").into_bytes().into(),
+    }];
+    let mut call = world.open(request).await;
+    call.write(format!(
+        "HTTP/1.1 200 OK\r\nx-answer: {marker}-head\r\ntransfer-encoding: chunked\r\n\r\n"
+    ))
+    .await;
+    call.chunk(format!("{marker}-partial").as_bytes()).await;
+    // The marker is on the wire where it belongs: in the answer as far as it came.
+    for part in ["head", "partial"] {
+        world.conn.frame().await;
+        let said = String::from_utf8_lossy(&world.conn.payload).into_owned();
+        assert!(said.contains(&format!("{marker}-{part}")), "{said}");
+    }
+    reply(world.probe().await, "500 Oops", &format!("{marker}-probe")).await;
+    let terminal = world.conn.frame().await;
+    evidence(&terminal);
+    let said = String::from_utf8_lossy(&world.conn.payload).into_owned();
+    assert!(said.contains("response_stalled") && said.contains("attempt_id"));
+    for word in [marker, "recovery"] {
+        assert!(!said.contains(word), "{word} in {said}");
+    }
+}
+
 /// Proves [R-141].
 #[tokio::test]
 async fn r141_evidence_names_the_resolved_instance_also_where_a_request_names_none() {

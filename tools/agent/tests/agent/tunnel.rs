@@ -51,7 +51,7 @@ impl World {
     }
 }
 
-/// Proves [R-089], [R-090].
+/// Proves [R-089], [R-090], [R-325].
 #[tokio::test]
 async fn r089_one_request_reaches_the_provider_and_its_answer_comes_back_in_order() {
     let mut world = world(4).await;
@@ -597,7 +597,7 @@ async fn a_run_id_in_use_is_dropped_and_free_again_after_its_terminal() {
     assert_eq!(world.conn.answer("r").await.body, b"second");
 }
 
-/// Proves [R-241].
+/// Proves [R-241], [R-243].
 #[tokio::test]
 async fn r241_concurrency_gates_nothing_and_each_adapter_admits_its_capacity_in_order() {
     let (one, two) = (Provider::start().await, Provider::start().await);
@@ -656,7 +656,7 @@ async fn r241_concurrency_gates_nothing_and_each_adapter_admits_its_capacity_in_
     }
 }
 
-/// Proves [D-20].
+/// Proves [D-20], [P-42].
 #[tokio::test]
 async fn d20_a_reused_connection_found_dead_is_retried_once_and_a_fresh_one_never() {
     let mut world = world(4).await;

@@ -119,6 +119,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 pub(crate) struct Conn {
     stream: Box<dyn Socket>,
     assembler: Assembler,
+    /// Of the message received last, as it stood on the wire.
+    pub(crate) payload: Vec<u8>,
     /// Pings seen and answered.
     pub(crate) pings: u32,
     pub(crate) pongs: Vec<u64>,
@@ -138,6 +140,7 @@ impl Conn {
         Self {
             stream: Box::new(stream),
             assembler,
+            payload: vec![],
             pings: 0,
             pongs: vec![],
         }
@@ -182,6 +185,7 @@ impl Conn {
                 }
                 Message::Pong(pong) => self.pongs.push(pong.seq),
                 message => {
+                    self.payload = envelope.payload.to_vec();
                     let (id, reply_to) = (envelope.id, envelope.reply_to);
                     return Some(Received {
                         id,
