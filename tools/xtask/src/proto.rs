@@ -84,7 +84,7 @@ fn names_us(line: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Proves.
+    /// Proves, [R-311].
     #[test]
     fn r298_the_committed_digest_is_the_schemas() {
         let root = tree::root();
