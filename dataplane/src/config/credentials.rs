@@ -198,6 +198,58 @@ models:
         assert_eq!(plane.lease_ms, 300_000);
     }
 
+    /// Proves, [D-37]. The role that a managed node must have is not configured: it is `node`.
+    #[test]
+    fn r009_a_managed_edge_has_an_identity_and_expects_a_name_of_each_node() {
+        let config = parse(MANAGED).unwrap();
+        assert_eq!(
+            config.names.nodes[0].certificate_name, "n1",
+            "its id, unless another is said"
+        );
+        let pki =
+            "{trust_domain: iop.test, edge_name: e, ca: ca.crt, certificate: e.crt, key: e.key}";
+        let cases = [
+            (format!("pki: {pki}\n"), "", "pki: is required"),
+            (
+                ", certificate: e.crt".to_owned(),
+                "",
+                "pki.certificate: is required",
+            ),
+            (", key: e.key".to_owned(), "", "pki.key: is required"),
+            (", ca: ca.crt".to_owned(), "", "pki.ca: is required"),
+            (
+                " edge_name: e,".to_owned(),
+                "",
+                "pki.edge_name: is required",
+            ),
+            (
+                "trust_domain: iop.test, ".to_owned(),
+                "",
+                "pki.trust_domain: is required",
+            ),
+            (
+                "  - id: n1\n".to_owned(),
+                "  - id: n1\n    name: ''\n",
+                "nodes[0].name: ",
+            ),
+            (
+                "pki: {".to_owned(),
+                "listeners: {insecure_plaintext_nodes: true}\npki: {",
+                "credential_plane: on needs nodes that prove who they are",
+            ),
+        ];
+        for (old, new, expected) in cases {
+            assert_eq!(MANAGED.matches(&old).count(), 1, "{old}");
+            let error = parse(&MANAGED.replace(&old, new)).unwrap_err();
+            assert!(error.to_string().contains(expected), "{expected}: {error}");
+        }
+        let unmanaged = MANAGED.split_once("credential_plane: on").unwrap().0;
+        assert!(
+            parse(unmanaged).unwrap().credentials.is_none(),
+            "off unless it is said"
+        );
+    }
+
     /// Proves.
     #[test]
     fn r211_what_no_managed_edge_can_run_with_is_refused_with_its_place() {

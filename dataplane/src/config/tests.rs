@@ -323,6 +323,7 @@ fn a_node_is_sent_its_own_adapters_with_resolved_profiles() {
     );
 }
 
+/// Proves [D-54].
 #[test]
 fn d54_gate_capacity_is_the_sum_over_enabled_providers() {
     let capacities = |text: &str| -> Vec<i32> {
@@ -361,6 +362,7 @@ fn r296_an_empty_adapter_name_is_its_type() {
     assert_eq!(provider(&config, "p2").adapter, "ollama");
 }
 
+/// Four minutes of silence before the first byte are within every default. Proves [P-39].
 #[test]
 fn d29_response_wait_leaves_the_node_the_last_word() {
     let waits = |config: &EdgeConfig, id: &str| {
@@ -565,6 +567,7 @@ fn listeners_are_checked() {
     assert_eq!(good(&text).clients_tls, Some(files));
 }
 
+/// Proves [D-15].
 #[test]
 fn d15_without_keys_the_client_listener_stays_on_loopback() {
     let open = BASE.split("keys:").next().unwrap();
@@ -1226,8 +1229,9 @@ fn values_are_read_as_written_through_anchors_and_behind_other_scripts() {
     assert_eq!(provider(&crlf, "p2").stall_timeout_ms, 1000);
 }
 
+/// Proves [D-36].
 #[test]
-fn the_annotated_example_loads() {
+fn d36_the_annotated_example_loads() {
     let text = include_str!("../../../deploy/examples/edge.yaml");
     let config =
         EdgeConfig::parse_for(text, "edge.yaml", &host()).unwrap_or_else(|error| panic!("{error}"));

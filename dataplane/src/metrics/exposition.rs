@@ -421,8 +421,9 @@ mod tests {
         );
     }
 
+    /// Proves [D-24].
     #[test]
-    fn every_list_names_metrics_by_the_rule() {
+    fn d24_every_list_names_metrics_by_the_rule() {
         let prefixes = ["iop_edge_", "gen_ai_server_", "process_"];
         let mut names = BTreeSet::new();
         for family in families() {
@@ -435,6 +436,12 @@ mod tests {
                 prefixes
                     .iter()
                     .any(|prefix| family.name.starts_with(prefix))
+            );
+            assert_eq!(
+                family.kind == Kind::Counter,
+                family.name.ends_with("_total"),
+                "{}",
+                family.name
             );
             assert!(
                 family.help.ends_with('.') && family.help.len() > 6,

@@ -462,8 +462,9 @@ fn one_credential_is_found_and_none_is_guessed() {
 }
 
 /// The secrets are gone from the buffer; the head stays usable.
+/// Proves [D-43].
 #[test]
-fn credentials_are_wiped_where_they_lie() {
+fn d43_credentials_are_wiped_where_they_lie() {
     let secrets = [
         "Authorization: Bearer canary-1",
         "X-API-Key: canary-2",
