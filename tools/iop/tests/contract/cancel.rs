@@ -155,6 +155,35 @@ fn s56_a_request_that_has_not_begun_is_withdrawn_and_one_that_has_comes_before_i
     world.rest();
 }
 
+/// A second request lies unread behind the first: its client's leaving is seen all the same.
+/// Proves [D-46].
+#[test]
+fn d46_a_client_that_sent_ahead_and_left_is_seen_before_and_within_its_answer() {
+    let world = World::new(&catalog([1, 1], ""));
+    let mut node = world.node("n1");
+    for (begun, kill) in [
+        (false, Kill::Fin),
+        (false, Kill::Reset),
+        (true, Kill::Fin),
+        (true, Kill::Reset),
+    ] {
+        let mut client = world.asks(&chat("only1", true).repeat(2));
+        let mut run = Run::asked(&mut node);
+        if begun {
+            run.sse(&mut node);
+            assert_eq!(client.head().expect("an answer").status, 200);
+        }
+        kill.client(client);
+        expect_cancel(&mut node, &run);
+        run.error(&mut node, "cancelled");
+        world.wait_held(0);
+        expect_nothing(&mut node); // nobody waits for the second one
+        world.serves(&mut node, "only1");
+    }
+    drop(node);
+    world.rest();
+}
+
 /// Proves.
 #[test]
 fn r247_a_node_that_does_not_answer_in_time_is_told_and_the_client_gets_504() {

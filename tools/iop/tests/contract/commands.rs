@@ -4,10 +4,12 @@ use std::net::TcpStream;
 use std::thread::{JoinHandle, spawn};
 
 use iop_proto::domain::HealthEvidence::Unavailable;
+use iop_proto::domain::RefreshStatus;
 use iop_proto::domain::{CommandKind, Message, NodeCommandRequest, NodeCommandResponse};
 
 use crate::kit::{
-    Run, World, catalog, expect_error, expect_nothing, pending, ready, register, stall,
+    Kill, Run, World, catalog, expect_cancel, expect_error, expect_nothing, expect_refresh,
+    pending, ready, refreshed, register, stall,
 };
 use crate::support::{DEADLINE, Edge, Node, chat, envelope_reply};
 
@@ -123,6 +125,59 @@ fn r254_three_commands_are_answered_out_of_order_while_the_capacity_is_spent() {
     run.end(&mut node);
     let head = client.head().expect("an answer");
     assert_eq!(client.body(&head), (Vec::new(), true));
+    drop((node, client));
+    world.rest();
+}
+
+/// Two streams, a question and a refresh on one connection, each answer to its own request.
+/// Proves.
+#[test]
+fn r002_streams_questions_and_refreshes_share_the_connection() {
+    let before = catalog([2, 1], "");
+    let world = World::new(&before);
+    let mut node = world.node("n1");
+    let mut streams: Vec<_> = (0..2)
+        .map(|_| {
+            let client = world.asks(&chat("only1", true));
+            let mut run = Run::asked(&mut node);
+            run.sse(&mut node);
+            (client, run)
+        })
+        .collect();
+    let asked = asks(&world.edge, "n1", CAPABILITIES);
+    let (capabilities, id) = question(&mut node);
+    world.reload(&before.replace("capacity: 2", "capacity: 3"));
+    let (refresh, config) = expect_refresh(&mut node);
+    assert_eq!(config.adapters[0].capacity, 3);
+    for piece in ["data: 1\n\n", "data: 2\n\n"] {
+        for (client, run) in &mut streams {
+            run.body(&mut node, piece.as_bytes());
+            if piece == "data: 1\n\n" {
+                assert_eq!(client.head().expect("an answer").status, 200);
+            }
+            assert_eq!(client.at_least(piece.len()), piece.as_bytes());
+        }
+        if piece == "data: 1\n\n" {
+            refreshed(&mut node, &refresh, RefreshStatus::Applied);
+            world.wait("iop_edge_config_refreshes_total{result=\"applied\"}", 1);
+        } else {
+            let found = answer(&capabilities, "", &[("provider_status", "available")]);
+            node.send_bytes(&envelope_reply(&found, id));
+        }
+    }
+    let (status, said) = asked.join().expect("no panic");
+    let expected = (200, "available".into());
+    assert_eq!(
+        (status, said["result"]["provider_status"].clone()),
+        expected
+    );
+    // A client of the one leaves: its cancel is not behind the other's stream.
+    let (client, run) = streams.remove(0);
+    Kill::Reset.client(client);
+    expect_cancel(&mut node, &run);
+    let (mut client, mut run) = streams.remove(0);
+    run.end(&mut node);
+    assert_eq!(client.chunk(), Some(Vec::new()));
     drop((node, client));
     world.rest();
 }

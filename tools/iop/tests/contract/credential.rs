@@ -3,15 +3,15 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use iop_lease::{Expected, IssuerPublic, LeaseError, Recipient, RecipientKey, Window};
-use iop_proto::domain::HealthEvidence::Unknown;
+use iop_proto::domain::HealthEvidence::{Unavailable, Unknown};
 use iop_proto::domain::{Credential, CredentialBinding, LeaseEnvelope, Message, TunnelRequest};
 
+use crate::chain::Agent;
 use crate::identity::sign;
 use crate::kit::{
     Run, World, answer, expect_error, expect_nothing, pending, register_and_ready, stall,
@@ -450,39 +450,6 @@ fn r206_no_lease_is_issued_once_the_nodes_certificate_has_ended() {
     world.rest();
 }
 
-/// A real node agent beside the Edge, at `trace`; its log is `node.log`.
-struct Agent(Child);
-
-impl Agent {
-    fn start(world: &World) -> Self {
-        let directory = world.edge.directory.path();
-        let text = format!(
-            "node_id: n1\nedge: {{address: \"{}\", trust_domain: iop.test, name: edge-1}}\n\
-             pki: {{ca: pki/ca.crt, certificate: pki/n1.crt, key: pki/n1.key}}\ncredential_plane: on\n\
-             credentials: {{recipient_keys: [pki/n1.recipient.key], issuer_keys: [pki/e.issuer.pub], \
-             clock_skew_ms: 100}}\n",
-            world.edge.nodes
-        );
-        let config = world.edge.directory.write("node.yaml", &text);
-        let log = fs::File::create(directory.join("node.log")).expect("a file");
-        let child = iop()
-            .args(["node", "--config"])
-            .arg(config)
-            .env("RUST_LOG", "trace")
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        Self(child.expect("iop node starts"))
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
-    }
-}
-
 /// How bytes look in a log, a header, a document.
 fn forms(bytes: &[u8]) -> Vec<Vec<u8>> {
     let hex = |upper: bool| -> Vec<u8> {
@@ -572,7 +539,11 @@ fn through_a_tapped_node(world: &World, seen: &mut Seen) {
 
 /// A real node and a provider that says everything it was told.
 fn through_a_real_node(world: &World, listener: &TcpListener, seen: &mut Seen) {
-    let _agent = Agent::start(world);
+    let _agent = Agent::start(
+        world,
+        "credential_plane: on\ncredentials: {recipient_keys: [pki/n1.recipient.key], issuer_keys: \
+         [pki/e.issuer.pub], clock_skew_ms: 100}\n",
+    );
     world.wait("iop_edge_node_activations_total", 2);
     let told = thread::scope(|scope| {
         let provider = scope.spawn(|| provide(listener));
@@ -641,6 +612,57 @@ fn r333_no_secret_of_the_plane_is_seen_anywhere_but_at_the_provider() {
     assert!(log.windows(dropped.len()).any(|part| part == dropped));
     for (what, material) in materials(&directory) {
         for form in forms(&material) {
+            for (place, bytes) in &seen {
+                let found = bytes.windows(form.len()).any(|part| part == form);
+                assert!(!found, "{what} is in {place}");
+            }
+        }
+    }
+}
+
+/// Proves [R-321], [R-334].
+#[test]
+fn r321_what_is_observed_of_a_managed_stall_says_nothing_of_its_credential() {
+    let mut setup = setup(4, &[MAIN]);
+    setup.catalog += "log: {level: trace, access: all}\n";
+    setup.environment = vec![("RUST_LOG", "trace")];
+    setup.is_logged = true;
+    let world = World::with(&setup);
+    let directory = world.edge.directory.path().to_owned();
+    let mut node = world.node("n1");
+    let mut client = world.asks(&chat("m1", false));
+    let request = node.tunnel();
+    let lease = pair(&request).0.expose().to_vec();
+    let evidence = stall(Unavailable, "a1", "t1", Some("1"));
+    Run::of(&request).stall(&mut node, evidence);
+    expect_error(&mut client, 504, "response_stalled", "provider");
+    world.wait(
+        "iop_edge_liveness_recovery_eligibility_total{eligibility=\"credential_bound\"}",
+        1,
+    );
+    let mut seen = Seen::new();
+    for path in ["/metrics", "/status"] {
+        let (_, text) = http_get(world.edge.admin, path).expect("admin answers");
+        seen.push((path, text.into_bytes()));
+    }
+    world.edge.terminate();
+    let mut edge = world.edge;
+    assert!(edge.wait_exit().success());
+    for name in ["edge.log", "edge.out"] {
+        seen.push((name, fs::read(directory.join(name)).expect("a log")));
+    }
+    let all: Vec<_> = seen.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
+    let all = String::from_utf8_lossy(&all);
+    for fired in [
+        "edge_provider_health_observation",
+        "edge_liveness_recovery_observation",
+    ] {
+        assert!(all.contains(fired), "{fired}");
+    }
+    let mut secrets = materials(&directory);
+    secrets.push(("the lease", lease[lease.len() - 64..].to_vec()));
+    for (what, secret) in secrets {
+        for form in forms(&secret) {
             for (place, bytes) in &seen {
                 let found = bytes.windows(form.len()).any(|part| part == form);
                 assert!(!found, "{what} is in {place}");

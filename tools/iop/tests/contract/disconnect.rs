@@ -1,5 +1,5 @@
 //! A node leaves: what its clients see, and that its capacity comes back once.
-use iop_proto::domain::TunnelRequest;
+use iop_proto::domain::{StallTimeout, TunnelRequest};
 
 use crate::kit::{
     Kill, Run, World, catalog, expect_abort, expect_accepted, expect_error, expect_error_event,
@@ -215,12 +215,16 @@ fn numbered_requests(node: &mut Node, count: u32) -> Vec<TunnelRequest> {
     requests
 }
 
-/// Or to another node, if one serves the model.
+/// Or to another node, if one serves the model; what it carries of a provider is then the other one's.
 ///
-/// Proves.
+/// Proves, [R-116].
 #[test]
 fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
-    let world = World::new(&catalog([4, 4], ""));
+    let timeouts = |n| format!("- id: p{n}\n        stall_timeout_ms: {n}000\n");
+    let text = catalog([4, 4], "")
+        .replace("- id: p1\n", &timeouts(1))
+        .replace("- id: p2\n", &timeouts(2));
+    let world = World::new(&text);
     let node = world.node("n1");
     let mut long = block_writer(&world, "only1");
     let mut either = world.asks(&numbered("m1", 1));
@@ -233,6 +237,7 @@ fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
     expect_error(&mut long, 503, "node_lost", "node");
     let request = other.tunnel();
     assert_eq!((number(&request.body), request.target.as_str()), (1, "t2"));
+    assert_eq!(request.stall_timeout, StallTimeout::from_wire(2_000));
     let body = String::from_utf8_lossy(&request.body);
     assert!(body.contains("\"model\":\"t2\""), "spliced anew: {body}");
     Run::of(&request).answers(&mut other, &mut either);
@@ -240,6 +245,7 @@ fn a_request_that_had_not_begun_goes_to_another_node_of_its_model() {
     let mut back = world.node("n1");
     let request = back.tunnel();
     assert_eq!(number(&request.body), 2);
+    assert_eq!(request.stall_timeout, StallTimeout::from_wire(1_000));
     Run::of(&request).answers(&mut back, &mut own);
     drop((long, either, own, other, back));
     world.rest();

@@ -8,7 +8,7 @@ use crate::kit::{
     Kill, Run, World, catalog, expect_accepted, expect_error, expect_nothing, expect_ready,
     pending, ready, register,
 };
-use crate::support::{Node, Setup, chat, post};
+use crate::support::{Client, Edge, Node, Setup, chat, post};
 
 /// Everything a request may carry that must not reach a provider, and what must.
 const HEAD: &str = "POST /v1/chat/completions?trace=1 HTTP/1.1\r\nHost: edge\r\n\
@@ -99,6 +99,62 @@ fn d13_the_node_sees_the_request_with_its_model_spliced_and_its_secrets_gone() {
     assert_eq!(head.all("x-request-id"), ["the-clients-own.1"]);
     drop((node, client));
     world.rest();
+}
+
+/// A caller's own words move nothing, and what a provider does not say, its neighbour does not say for
+/// it: the node's default holds. Proves [R-117], [R-155].
+#[test]
+fn r155_a_request_carries_the_stall_timeout_of_its_provider_and_of_nobody_else() {
+    let provider = "- id: p1\n        stall_timeout_ms: 1000\n";
+    let world = World::new(&catalog([4, 4], "").replace("- id: p1\n", provider));
+    let (mut one, mut two) = (world.node("n1"), world.node("n2"));
+    for (model, node, expected) in [
+        ("only1", &mut one, StallTimeout::from_wire(1_000)),
+        ("only2", &mut two, StallTimeout::Default),
+    ] {
+        let text = format!(
+            "{{\"model\":\"{model}\",\"response_stall_timeout_ms\":1,\
+             \"metadata\":{{\"response_stall_timeout_ms\":\"1\"}}}}"
+        );
+        let own = "\r\nresponse-stall-timeout-ms: 1\r\nx-stall-timeout: 1\r\n\r\n";
+        let request = post("/v1/chat/completions", &text).replacen("\r\n\r\n", own, 1);
+        let mut client = world.asks(&request);
+        let asked = node.tunnel();
+        assert_eq!(asked.stall_timeout, expected);
+        Run::of(&asked).error(node, "node rejected");
+        expect_error(&mut client, 502, "node_rejected", "node");
+    }
+    assert_eq!(StallTimeout::from_wire(0), StallTimeout::Default, "absent");
+    drop((one, two));
+    world.rest();
+}
+
+/// Sixteen at once, over three shards, for one place: the node never has two.
+/// Proves [P-17].
+#[test]
+fn p17_a_provider_has_its_capacity_once_and_not_once_a_shard() {
+    let text = format!("shards: 3\n{}", crate::support::CATALOG.replace("64", "1"));
+    let edge = Edge::start(&Setup::with(&text));
+    let mut node = Node::ready(&edge, "n1");
+    let mut clients: Vec<_> = (0..16).map(|_| Client::connect(&edge)).collect();
+    edge.wait_metrics("the clients", |seen| seen.get("iop_edge_clients") == 16.0);
+    for client in &mut clients {
+        client.send(&chat("m1", false));
+    }
+    edge.wait_metrics("all of them", |seen| {
+        seen.get("iop_edge_submits_total") == 16.0
+    });
+    for _ in 0..16 {
+        let mut run = Run::asked(&mut node);
+        expect_nothing(&mut node);
+        run.start(&mut node, 204, &[]);
+        run.end(&mut node);
+    }
+    for client in &mut clients {
+        assert_eq!(client.head().expect("an answer").status, 204);
+    }
+    drop((node, clients));
+    edge.wait_idle();
 }
 
 const PROFILED: &str = "nodes:

@@ -84,6 +84,32 @@ fn r168_a_stall_gives_its_slot_back_and_its_client_hears_of_it_before_and_after_
     world.rest();
 }
 
+/// Proves.
+#[test]
+fn r160_a_stall_is_judged_by_its_lease_as_it_was_taken() {
+    let before = catalog([3, 1], "");
+    let world = World::new(&before);
+    let mut node = world.node("n1");
+    let (mut first, mut run) = asked(&world, &mut node, "only1", false);
+    let (mut second, mut other) = asked(&world, &mut node, "only1", false);
+    world.reload(&before.replace("target: t1", "target: t9"));
+    let mut third = world.asks(&chat("only1", true));
+    let request = node.tunnel();
+    assert_eq!(request.target, "t9", "what is leased from now on");
+    run.stall(&mut node, of_n1(Available, "1"));
+    expect_error(&mut first, STALL.0, STALL.1, STALL.2);
+    world.wait(CONFIRMED, 1);
+    other.stall(&mut node, stall(Available, "a1", "t9", Some("2")));
+    expect_error(&mut second, STALL.0, STALL.1, STALL.2);
+    world.wait(&evidence("rejected"), 1);
+    Run::of(&request).stall(&mut node, stall(Available, "a1", "t9", Some("3")));
+    expect_error(&mut third, STALL.0, STALL.1, STALL.2);
+    world.wait(CONFIRMED, 2);
+    world.wait_held(0);
+    drop((node, first, second, third));
+    world.rest();
+}
+
 /// Evidence that is not about the lease of p1, or not in its form.
 fn misfits() -> [(&'static str, ExecutionFailure); 12] {
     let crossed = || ExecutionFailure {

@@ -7,6 +7,7 @@
 mod support;
 
 mod cancel;
+mod chain;
 mod commands;
 mod credential;
 mod cut;
@@ -21,6 +22,7 @@ mod histories;
 mod identity;
 mod kit;
 mod leases;
+mod observation;
 mod overlay;
 mod passthrough;
 mod prohibition;

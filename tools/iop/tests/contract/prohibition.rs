@@ -1,5 +1,4 @@
-//! What must never show: a pending node as connected, a node's token or address in the status, a
-//! tunnel's body anywhere but in its answer.
+//! What must never show: a pending node as connected, a node's token or address in the status.
 use iop_proto::domain::{Message, RegisterRequest, Token};
 
 use crate::kit::{Run, World, catalog, expect_accepted, expect_nothing, expect_ready, ready};
@@ -61,28 +60,6 @@ fn r351_the_status_tells_figures_and_names_and_nothing_of_the_connection() {
         .collect();
     assert_eq!(keys, ["connected", "node_id", "providers"]);
     run.error(&mut node, "node rejected");
-    drop((node, client));
-    world.rest();
-}
-
-/// A body's bytes are nowhere but in the answer.
-#[test]
-fn a_body_shows_in_no_metric_and_no_status() {
-    let world = World::new(&catalog([4, 4], ""));
-    let mut node = world.node("n1");
-    let marker = "marker-31c7e0";
-    let mut client = world.asks(&chat("only1", true));
-    let mut run = Run::asked(&mut node);
-    run.sse(&mut node);
-    run.body(&mut node, marker.as_bytes());
-    let head = client.head().expect("the answer begins");
-    assert_eq!(client.at_least(marker.len()), marker.as_bytes());
-    for path in ["/status", "/metrics", "/healthz", "/readyz"] {
-        let (code, text) = http_get(world.edge.admin, path).expect("the admin endpoint answers");
-        assert!(code == 200 && !text.contains(marker), "{path}");
-    }
-    run.end(&mut node);
-    assert_eq!(client.body(&head), (Vec::new(), true));
     drop((node, client));
     world.rest();
 }

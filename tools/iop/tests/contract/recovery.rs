@@ -137,7 +137,51 @@ fn r172_what_was_answered_or_is_not_let_go_is_never_asked_again() {
     assert_eq!(seen.sum("iop_edge_liveness_recovery_results_total"), 0.0);
 }
 
-/// Proves [S-63].
+/// A provider's own error in its stream is the answer, and a stream that has begun is never told again:
+/// whoever could serve it otherwise is not asked. Proves [P-46], [P-47].
+#[test]
+fn p47_once_a_byte_of_an_answer_was_sent_nobody_else_is_asked() {
+    let (world, mut one, mut two) = both("");
+    let created = b"event: response.created\ndata: {\"n\":1}\n\n";
+    let failed = b"event: error\ndata: {\"code\":\"insufficient_quota\"}\n\n";
+    // Told by the provider: its bytes, and its end.
+    let mut client = world.asks(&chat("m1", true));
+    let mut run = Run::asked(&mut one);
+    run.sse(&mut one);
+    run.body(&mut one, created);
+    run.body(&mut one, failed);
+    run.end(&mut one);
+    let head = client.head().expect("an answer");
+    let both = [&created[..], failed].concat();
+    assert_eq!((head.status, client.body(&head)), (200, (both, true)));
+    drop(client);
+    expect_nothing(&mut one);
+    // A stall behind the first event. n2 is the longer unused.
+    let mut client = world.asks(&chat("m1", true));
+    let mut run = Run::asked(&mut two);
+    run.sse(&mut two);
+    run.body(&mut two, created);
+    let head = client.head().expect("an answer");
+    run.stall(&mut two, of_n2());
+    expect_error_event(&mut client, &head, created, "response_stalled");
+    world.wait(&eligibility("committed"), 1);
+    drop(client);
+    // Lost with its node.
+    let mut client = world.asks(&chat("m1", true));
+    let mut run = Run::asked(&mut one);
+    run.sse(&mut one);
+    run.body(&mut one, created);
+    let head = client.head().expect("an answer");
+    Kill::Reset.node(one);
+    expect_error_event(&mut client, &head, created, "node_lost");
+    expect_nothing(&mut two);
+    world.serves(&mut two, "m1");
+    drop((two, client));
+    let seen = world.rest();
+    assert_eq!(seen.get("iop_edge_runs_dispatched_total"), 4.0);
+}
+
+/// Proves [S-63], [P-10].
 #[test]
 fn s63_there_is_no_third_run_however_the_second_one_ends() {
     let (world, mut one, mut two) = both("");

@@ -10,8 +10,9 @@ use iop_proto::limits::GATHERED_ANSWER_BYTES_MAX;
 use serde_json::{Value, json};
 
 use crate::kit::{
-    EVENT, Kill, Run, World, answer, body_bytes, bytes_field, entry, event, expect_cancel,
-    expect_error, expect_nothing, frame_bytes, pending, sealed, stall,
+    EVENT, Kill, Run, World, answer, body_bytes, bytes_field, entry, event, expect_accepted,
+    expect_cancel, expect_error, expect_nothing, expect_ready, frame_bytes, pending, ready,
+    register, sealed, stall,
 };
 use crate::support::{Client, Head, Node, chat, envelope, post};
 
@@ -93,6 +94,29 @@ const USAGE: Usage = Usage {
     completion_tokens: 4,
     total_tokens: 7,
 };
+
+/// Proves.
+#[test]
+fn r031_no_run_is_asked_of_a_node_before_it_is_told_that_it_is_ready() {
+    let world = World::new(CATALOG);
+    let mut node = Node::connect(&world.edge, "n1");
+    node.send(&register("n1"));
+    expect_accepted(&mut node);
+    let mut clients: Vec<_> = (0..2)
+        .map(|_| world.asks(&asks("native", CHAT, "")))
+        .collect();
+    world.wait_queued(2);
+    expect_nothing(&mut node);
+    node.send(&ready("n1"));
+    expect_ready(&mut node, true);
+    for client in &mut clients {
+        let (run, _) = Native::asked(&mut node);
+        node.send_bytes(&run.error("provider unreachable"));
+        expect_error(client, 502, "provider_unreachable", "provider");
+    }
+    drop((node, clients));
+    world.rest();
+}
 
 /// A request for `model` with `more` members, such as `"stream":true`.
 fn asks(model: &str, path: &str, more: &str) -> String {

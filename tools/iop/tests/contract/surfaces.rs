@@ -472,9 +472,9 @@ fn d17_count_tokens_never_delays_an_older_request_of_another_kind() {
 }
 
 /// The Edge offers no CORS: a preflight is answered without a word of it, before any key is asked
-/// for, and reaches nobody.
+/// for, and reaches nobody. Proves [P-56].
 #[test]
-fn a_preflight_is_answered_without_cors_and_never_dispatched() {
+fn p56_a_preflight_is_answered_without_cors_and_never_dispatched() {
     let world = World::new(&catalog([1, 1], KEYS));
     let mut node = world.node("n1");
     for (path, _) in SURFACES {
@@ -493,6 +493,61 @@ fn a_preflight_is_answered_without_cors_and_never_dispatched() {
     let mut client = world.asks(&with_headers("POST", "/v1/messages", &key, MODEL));
     Run::asked(&mut node).error(&mut node, "provider unreachable");
     expect_error(&mut client, 502, "provider_unreachable", "provider");
+    drop((node, client));
+    world.rest();
+}
+
+/// The list of models is the Edge's own: with nobody connected it is whole, and at once.
+/// Proves [P-58].
+#[test]
+fn p58_models_are_listed_whole_with_no_node_connected() {
+    let world = World::new(&catalog([1, 1], ""));
+    let listed = |world: &World| {
+        let mut client = world.client();
+        let (head, body) = client.ask("GET /v1/models HTTP/1.1\r\nhost: edge\r\n\r\n");
+        assert_eq!(head.status, 200);
+        let body: Value = serde_json::from_slice(&body).expect("an object");
+        let entries = body["data"].as_array().expect("a list").iter();
+        entries.map(|entry| entry["id"].clone()).collect::<Vec<_>>()
+    };
+    let all = ["m1", "only1", "only2"].map(Value::from);
+    let mut quickest = std::time::Duration::MAX;
+    for _ in 0..10 {
+        let began = std::time::Instant::now();
+        assert_eq!(listed(&world), all);
+        quickest = quickest.min(began.elapsed());
+    }
+    assert!(
+        quickest < std::time::Duration::from_millis(5),
+        "{quickest:?}"
+    );
+    // One that hangs makes no difference.
+    let mut node = world.node("n1");
+    let client = world.asks(&chat("only1", false));
+    let mut run = Run::asked(&mut node);
+    assert_eq!(listed(&world), all);
+    run.error(&mut node, "node rejected");
+    world.wait_held(0);
+    drop((node, client));
+    world.rest();
+}
+
+/// Realtime is not offered: a WebSocket is refused at once, in words, and no byte of a frame is read as
+/// a request. Proves [P-64].
+#[test]
+fn p64_a_websocket_is_refused_and_its_connection_serves_on() {
+    let world = World::new(&catalog([1, 1], ""));
+    let mut node = world.node("n1");
+    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+                   sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
+    let mut client = world.client();
+    client.send(&format!(
+        "GET /v1/realtime?model=only1 HTTP/1.1\r\nhost: edge\r\n{upgrade}\r\n"
+    ));
+    let head = expect_error(&mut client, 404, "route_unknown", "edge");
+    assert_eq!(head.header("upgrade"), None);
+    client.send(&chat("only1", false));
+    Run::asked(&mut node).answers(&mut node, &mut client);
     drop((node, client));
     world.rest();
 }

@@ -3,7 +3,7 @@ use iop_proto::domain::{GoAway, Message};
 
 use crate::disconnect::{number, numbered};
 use crate::kit::{Run, World, catalog, expect_error, expect_error_event, expect_nothing, pending};
-use crate::support::{Metrics, Node, chat, envelope};
+use crate::support::{Metrics, Node, chat, envelope, http_get};
 
 fn go_away(node: &mut Node) {
     node.send_bytes(&envelope(&Message::GoAway(GoAway { grace_ms: 5_000 })));
@@ -75,7 +75,7 @@ fn a_node_that_never_stops_saying_that_it_leaves_is_told_from_one_that_says_it_o
 
 const POST: &str = "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: 1\r\n\r\n1";
 
-/// Proves [D-07].
+/// Proves [D-07], [P-75].
 #[test]
 fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
     let world = World::new(&catalog([1, 1], "timeouts:\n  drain_ms: 15000\n"));
@@ -111,6 +111,8 @@ fn d07_an_edge_that_is_told_to_stop_serves_what_it_has_and_then_ends() {
         pending(&mut pending_one).is_empty(),
         "only a ready node is told"
     );
+    let readiness = http_get(world.edge.admin, "/readyz");
+    assert_eq!(readiness.expect("the admin endpoint answers").0, 503);
     // A new request is refused, on whatever connection; a node may still come back.
     kept.send(&chat("only1", false));
     late.send(other_half);
