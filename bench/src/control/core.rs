@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use iop_control::edge::Control;
-use iop_control::step::{Effect, Ending, Event, Out};
+use iop_control::step::{Effect, Eligibility, Ending, Event, Evidence, Out};
 use iop_proto::catalog::Operation;
-use iop_proto::ids::{Now, RunRef};
+use iop_proto::domain::HealthEvidence;
+use iop_proto::ids::{ClientRef, Now, RunRef};
 use iop_proto::reason::Reason;
 
 use super::{client, histogram, model, names, node, quantiles, session};
@@ -37,8 +38,17 @@ pub(super) fn run(measured: Duration) -> Result<usize, Error> {
         let [grant, wait, fence] = [&costs.grant, &costs.wait, &costs.fence].map(quantiles);
         println!("| {depth} | {grant} | {wait} | {fence} |");
     }
+    println!(
+        "\n| second runs that wait | terminal that grants the next, ns | stall that waits, ns | \
+         a fence, ns |\n|---|---|---|---|"
+    );
+    for depth in DEPTHS {
+        let costs = Costs::of_second_runs(depth, measured)?;
+        let [grant, wait, fence] = [&costs.grant, &costs.wait, &costs.fence].map(quantiles);
+        println!("| {depth} | {grant} | {wait} | {fence} |");
+    }
     println!("\nEach p50 / p99 / p99.9 / most; a look at the clock included.");
-    Ok(CANDIDATES.len() + DEPTHS.len())
+    Ok(CANDIDATES.len() + 2 * DEPTHS.len())
 }
 
 /// A control core whose one node is ready.
@@ -63,24 +73,28 @@ impl Core {
     }
 
     /// The node registers and becomes ready over its next connection, as in real life.
-    fn connect(&mut self) {
+    fn connect(&mut self) -> Option<(RunRef, ClientRef)> {
         let session = self.session();
         let claimed = Some(node());
-        let register = Event::Register {
+        self.step(Event::Register {
             session,
             reply_to: 1,
             claimed,
             certified: claimed,
-        };
-        let ready = Event::Ready {
+        });
+        self.grants(Event::Ready {
             session,
             reply_to: 2,
             claimed,
-        };
-        for event in [register, ready] {
-            self.control.handle(self.now, event, &mut self.out);
-            self.out.drain().for_each(drop);
-        }
+        })
+    }
+
+    /// Its connection ends.
+    fn disconnect(&mut self, fence: &mut Histogram<u64>) {
+        let session = self.session();
+        let cause = Reason::PeerClosed;
+        timed(fence, || self.step(Event::Closed { session, cause }));
+        self.next_session += 1;
     }
 
     fn session(&self) -> iop_proto::ids::SessionRef {
@@ -93,11 +107,16 @@ impl Core {
 
     /// One event; the run it granted, if it did.
     fn step(&mut self, event: Event) -> Option<RunRef> {
+        self.grants(event).map(|(run, _)| run)
+    }
+
+    /// One event; the run it granted, if it did, and whose.
+    fn grants(&mut self, event: Event) -> Option<(RunRef, ClientRef)> {
         self.control.handle(self.now, event, &mut self.out);
         let mut granted = None;
         for effect in self.out.drain() {
-            if let Effect::Grant { run, .. } = effect {
-                granted = Some(run);
+            if let Effect::Grant { run, client, .. } = effect {
+                granted = Some((run, client));
             }
         }
         granted
@@ -172,29 +191,73 @@ impl Costs {
         Ok(costs)
     }
 
+    /// The same of requests whose first run has stalled at one provider; the other is taken.
+    fn of_second_runs(depth: u32, measured: Duration) -> Result<Self, Error> {
+        let mut core = Core::new(2, 1, 1);
+        let mut costs = Self {
+            grant: histogram(),
+            wait: histogram(),
+            fence: histogram(),
+        };
+        let first = core.submit(0).ok_or_else(|| Error::part("no grant"))?;
+        let other = core.submit(1).ok_or_else(|| Error::part("no grant"))?;
+        costs.stall(&mut core, first, 0)?;
+        let mut second = (other, client(1));
+        for slot in 2..depth + 2 {
+            let run = core.submit(slot).ok_or_else(|| Error::part("no grant"))?;
+            costs.stall(&mut core, run, slot)?;
+        }
+        costs.wait.reset();
+        let mut slot = depth + 1;
+        let began = Instant::now();
+        while began.elapsed() < measured {
+            for _ in 0..100 {
+                slot = (slot + 1) % (4 * (depth + 2));
+                let run = core.submit(slot).ok_or_else(|| Error::part("no grant"))?;
+                costs.stall(&mut core, run, slot)?;
+                let (run, ending) = (second.0, Ending::Complete);
+                core.step(Event::Begun { run });
+                let next = timed(&mut costs.grant, || {
+                    core.grants(Event::Terminal { run, ending })
+                });
+                second = next.ok_or_else(|| Error::part("no second run was granted"))?;
+            }
+        }
+        for _ in 0..100 {
+            // It had not begun: everybody waits until it is back, and it is the oldest again.
+            core.disconnect(&mut costs.fence);
+            let (run, client) = (second.0, Some(second.1));
+            core.step(Event::NotSent { run, client });
+            let next = core.connect();
+            second = next.ok_or_else(|| Error::part("no second run was granted"))?;
+        }
+        Ok(costs)
+    }
+
+    /// A begun run stalls, its provider being as well as before, and its request waits again.
+    fn stall(&mut self, core: &mut Core, run: RunRef, slot: u32) -> Result<(), Error> {
+        core.step(Event::Begun { run });
+        let event = Event::Stalled {
+            run,
+            client: Some(client(slot)),
+            evidence: Evidence::Valid {
+                health: HealthEvidence::Unknown,
+                seq: None,
+            },
+            recovery: Eligibility::Eligible,
+        };
+        match timed(&mut self.wait, || core.step(event)) {
+            None => Ok(()),
+            Some(_) => Err(Error::part("a second run was granted where it failed")),
+        }
+    }
+
     /// The node goes and comes back: its run is lost, the next waiter is granted.
     fn fence(&mut self, core: &mut Core, run: RunRef) -> Result<RunRef, Error> {
         core.step(Event::Begun { run });
-        let session = core.session();
-        let cause = Reason::PeerClosed;
-        timed(&mut self.fence, || {
-            core.step(Event::Closed { session, cause })
-        });
+        core.disconnect(&mut self.fence);
         core.step(Event::Lost { run });
-        core.next_session += 1;
-        let session = core.session();
-        let claimed = Some(node());
-        core.step(Event::Register {
-            session,
-            reply_to: 1,
-            claimed,
-            certified: claimed,
-        });
-        let next = core.step(Event::Ready {
-            session,
-            reply_to: 2,
-            claimed,
-        });
+        let next = core.connect().map(|(run, _)| run);
         match next {
             Some(next) => Ok(next),
             None => core.submit(u32::MAX).ok_or_else(|| Error::part("no grant")),
