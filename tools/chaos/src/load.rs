@@ -135,6 +135,11 @@ impl Choice {
             "leaves before the answer" => {
                 self.pause_ms = dice.between(100, 400);
                 self.leave = Leave::After(dice.between(1, 150));
+                if dice.chance(25) {
+                    // About when the stall is found, judged, and asked of somebody else.
+                    self.fate = Fate::SilentAtFirst;
+                    self.leave = Leave::After(dice.between(2_700, 5_200));
+                }
                 self.resets = dice.chance(50);
             }
             "leaves within the answer" => {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+
 use crate::client::order;
 use crate::error::Error;
 use crate::journal::Calls;
@@ -151,15 +153,12 @@ impl Run {
 
     async fn give(&self, steps: &[Step]) -> Result<Vec<(Fault, Option<String>)>, Error> {
         let mut given = Vec::new();
-        let mut under_way = Vec::new();
-        for step in steps {
-            under_way.push(Box::pin(async {
-                let at = Duration::from_millis(u64::from(step.at_ms));
-                tokio::time::sleep(at).await;
-                self.fault(step.fault).await.map(|done| (step.fault, done))
-            }));
-        }
-        for done in all(under_way).await {
+        let under_way = steps.iter().map(async |step| {
+            let at = Duration::from_millis(u64::from(step.at_ms));
+            tokio::time::sleep(at).await;
+            self.fault(step.fault).await.map(|done| (step.fault, done))
+        });
+        for done in join_all(under_way).await {
             if let (fault, Some(why)) = done? {
                 given.push((fault, why));
             }
@@ -395,25 +394,4 @@ impl Run {
 
 fn told(step: &Step) -> String {
     format!("{:.1} s {}", f64::from(step.at_ms) / 1_000.0, step.fault)
-}
-
-/// Runs all of them at once to their ends.
-async fn all<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> Vec<T> {
-    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (future, done) in futures.iter_mut().zip(&mut done) {
-            if done.is_none()
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
-            {
-                *done = Some(value);
-            }
-        }
-        if done.iter().all(Option::is_some) {
-            std::task::Poll::Ready(())
-        } else {
-            std::task::Poll::Pending
-        }
-    })
-    .await;
-    done.into_iter().flatten().collect()
 }

@@ -36,8 +36,8 @@ const TRUST_DOMAIN: &str = "chaos.iop.local";
 /// Ports come from below those that outgoing connections are given.
 const PORTS: (u32, u32) = (10_000, 22_000);
 /// Requests at once of a provider, raw and normalized.
-const CAPACITY: u32 = 6;
-const WORDS_CAPACITY: u32 = 3;
+const CAPACITY: u32 = 3;
+const WORDS_CAPACITY: u32 = 2;
 
 /// What a profile can name, and so all that a managed provider serves.
 const MANAGED: &str = "chat_completions, responses, messages, count_tokens";
@@ -320,7 +320,8 @@ impl Builder {
              - id: n3\n    recipient_key: pki/n3.recipient.pub\n    adapters:\n      - name: raw\n        \
              type: openai_compat\n        base_url: \"http://{url}\"\n        profile:\n          \
              id: chaos\n          operations: [{MANAGED}]\n          auth_header: x-key\n          \
-             auth_prefix: \"Key \"\n    providers:\n{}        operations: [{MANAGED}]\nmodels:\n  - name: m\n    providers: [p3]\n    \
+             auth_prefix: \"Key \"\n    providers:\n{}        \
+             operations: [{MANAGED}]\nmodels:\n  - name: m\n    providers: [p3]\n    \
              long_threshold_bytes: 128 KiB\n",
             provider("p3", "raw", TARGET, CAPACITY)
         );
