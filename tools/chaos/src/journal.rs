@@ -55,6 +55,13 @@ pub(crate) struct Call {
     pub(crate) was_left: bool,
 }
 
+impl Call {
+    /// The server it was made of.
+    pub(crate) fn server(&self) -> String {
+        self.tag.split('.').next().unwrap_or_default().to_owned()
+    }
+}
+
 /// The reading end.
 #[derive(Debug)]
 pub(crate) struct Reader {

@@ -4,7 +4,7 @@
 //!
 //! Whole answers are the bytes of exactly one call; cut ones are seen as cut, and hold the beginning of
 //! one call and nothing else; nobody is asked twice unless the first can have said nothing.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value;
 
@@ -304,6 +304,8 @@ pub(crate) struct Counts {
     pub(crate) calls: u32,
     /// Calls that ended before their answer did, after their client had left.
     pub(crate) stopped: u32,
+    /// Calls that a server met in the round after that of their request.
+    pub(crate) late: u32,
     /// Requests that were asked again of a server.
     pub(crate) again: u32,
 }
@@ -337,6 +339,7 @@ impl Counts {
         }
         self.calls += other.calls;
         self.stopped += other.stopped;
+        self.late += other.late;
         self.again += other.again;
     }
 
@@ -372,12 +375,36 @@ impl Counts {
     }
 }
 
+/// What a round leaves to the next one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Past {
+    ids: HashSet<u64>,
+    disturbed: Vec<String>,
+}
+
+impl Past {
+    pub(crate) fn new(entries: &[Entry], disturbed: &[String]) -> Self {
+        Self {
+            ids: entries.iter().map(|entry| entry.ask.id).collect(),
+            disturbed: disturbed.to_vec(),
+        }
+    }
+
+    /// A request that its node gave up while the link lost every packet: the kernel goes on sending
+    /// what the connection owed when it was closed, and the server meets it when the link is back.
+    fn explains(&self, id: u64, calls: &[Call]) -> bool {
+        let is_late = |call: &Call| self.disturbed.contains(&call.server());
+        self.ids.contains(&id) && calls.iter().all(is_late)
+    }
+}
+
 /// Compares a round's exchanges with the servers' record of them. `disturbed`: servers that may
 /// have looked silent or dead to their nodes in this round.
 pub(crate) fn round(
     entries: &[Entry],
     mut calls: Calls,
     disturbed: &[String],
+    past: &Past,
     counts: &mut Counts,
 ) -> Vec<String> {
     let mut faults = Vec::new();
@@ -392,10 +419,13 @@ pub(crate) fn round(
             ));
         }
     }
-    let strangers = calls
-        .keys()
-        .map(|id| format!("a call for {id:016x}, which nobody asked"));
-    faults.extend(strangers);
+    for (id, of) in calls {
+        if past.explains(id, &of) {
+            counts.late += 1;
+        } else {
+            faults.push(format!("a call for {id:016x}, which nobody asked: {of:?}"));
+        }
+    }
     faults
 }
 
@@ -441,18 +471,17 @@ fn again(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), Stri
     if calls.len() < 2 {
         return Ok(());
     }
-    let name = |call: &Call| call.tag.split('.').next().unwrap_or_default().to_owned();
     let told = entry.outcome.tag();
     let talkative = calls.iter().filter(|call| call.has_output);
     let unexplained = talkative
-        .filter(|call| Some(call.tag.as_str()) != told && !disturbed.contains(&name(call)))
+        .filter(|call| Some(call.tag.as_str()) != told && !disturbed.contains(&call.server()))
         .count();
     // Of one whose client saw nothing of it, one may have spoken to a client that had gone.
     if unexplained > usize::from(told.is_none()) {
         return Err("several calls with output".to_owned());
     }
     let may_be_asked_again = |call: &Call| {
-        entry.ask.fate.at(&name(call)) == Fate::Silent || disturbed.contains(&name(call))
+        entry.ask.fate.at(&call.server()) == Fate::Silent || disturbed.contains(&call.server())
     };
     if calls
         .iter()
@@ -583,7 +612,29 @@ mod tests {
         };
         let calls = Calls::from([(ask.id, calls.to_vec())]);
         let disturbed: Vec<_> = disturbed.iter().map(|&name| name.to_owned()).collect();
-        round(&[entry], calls, &disturbed, &mut Counts::default()).len()
+        let past = Past::default();
+        round(&[entry], calls, &disturbed, &past, &mut Counts::default()).len()
+    }
+
+    #[test]
+    fn a_call_of_the_round_before_needs_a_disturbed_link() {
+        let entry = Entry {
+            ask: ASK,
+            surface: Surface::Chat,
+            kind: "test",
+            asked: "d".to_owned(),
+            leave: Leave::Never,
+            outcome: Outcome::Nothing,
+        };
+        let judged = |disturbed: &[String], id| {
+            let past = Past::new(std::slice::from_ref(&entry), disturbed);
+            let calls = Calls::from([(id, vec![call("p1.1.1", true)])]);
+            round(&[], calls, &[], &past, &mut Counts::default()).len()
+        };
+        let of = |name: &str| [name.to_owned()];
+        assert_eq!(judged(&of("p1"), ASK.id), 0);
+        assert_eq!(judged(&of("p2"), ASK.id), 1);
+        assert_eq!(judged(&of("p1"), ASK.id + 1), 1);
     }
 
     #[test]

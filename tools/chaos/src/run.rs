@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use crate::client::order;
 use crate::error::Error;
 use crate::journal::Calls;
-use crate::judge::{self, Counts};
+use crate::judge::{self, Counts, Past};
 use crate::load::{self, Harvest, Load};
 use crate::part::Part;
 use crate::plan::{self, Fault, LOAD_MS, Round, Signal, Step, Who};
@@ -35,6 +35,7 @@ struct Run {
     stage: Stage,
     began: Instant,
     counts: Counts,
+    past: Past,
     /// Faults that were given, by kind.
     given: BTreeMap<&'static str, u32>,
     growth: BTreeMap<Who, Growth>,
@@ -62,6 +63,7 @@ pub(crate) async fn run(options: Options) -> Result<bool, Error> {
         stage,
         began: Instant::now(),
         counts: Counts::default(),
+        past: Past::default(),
         given: BTreeMap::new(),
         growth: BTreeMap::new(),
         passed: 0,
@@ -265,6 +267,7 @@ impl Run {
             &harvest.entries,
             calls,
             disturbed,
+            &self.past,
             &mut counts,
         ));
         println!(
@@ -278,6 +281,7 @@ impl Run {
             counts.calls,
             counts.again
         );
+        self.past = Past::new(&harvest.entries, disturbed);
         self.counts.join(counts);
         self.check("answers", told, faults);
         Ok(())
@@ -357,10 +361,11 @@ impl Run {
             println!("{count:7}  {kind}");
         }
         println!(
-            "-- requests: {}; calls: {}, of which {} ended as their client left; asked again: {}",
+            "-- requests: {}; calls: {}, {} ended as their client left, {} late; asked again: {}",
             self.counts.requests(),
             self.counts.calls,
             self.counts.stopped,
+            self.counts.late,
             self.counts.again
         );
         for (kind, outcomes) in &self.counts.kinds {
