@@ -176,10 +176,14 @@ fn drive(link: &mut Link, stream: &[u8], dice: &mut Dice, largest: usize) -> Out
                 Ok(Opened::Control { next }) => {
                     assert!(at < next);
                     at = next;
-                    outcome.replies += usize::from(!reply.is_empty());
-                    link.give(reply.as_slice())
-                        .expect("the peer takes our key update");
-                    reply.clear();
+                    if !reply.is_empty() {
+                        outcome.replies += 1;
+                        link.give(reply.as_slice())
+                            .expect("the peer takes our key update");
+                        reply.clear();
+                        // A stock peer takes only so many key updates in a row without data.
+                        send(link, &[0]);
+                    }
                 }
                 Ok(Opened::Closed { .. }) => outcome.end = End::Closed,
                 Err(error) => outcome.end = End::Failed(error),
@@ -209,16 +213,20 @@ fn finish(link: &mut Link, end: End) {
         );
         return;
     }
-    let answer = pattern(300);
-    let mut record = vec![0; answer.len() + 22];
-    record[5..5 + answer.len()].copy_from_slice(&answer);
-    let length = link.records.seal(&mut record, answer.len());
-    assert_eq!(length, Ok(record.len()));
-    link.give(&record).expect("the peer opens our record");
-    assert_eq!(link.received(), answer);
+    send(link, &pattern(300));
     link.records
         .close_notify(&mut reply)
         .expect("room for an alert");
     link.give(reply.as_slice())
         .expect("close_notify is no error");
+}
+
+/// What we seal now the peer opens.
+fn send(link: &mut Link, plain: &[u8]) {
+    let mut record = vec![0; plain.len() + 22];
+    record[5..5 + plain.len()].copy_from_slice(plain);
+    let length = link.records.seal(&mut record, plain.len());
+    assert_eq!(length, Ok(record.len()));
+    link.give(&record).expect("the peer opens our record");
+    assert_eq!(link.received(), plain);
 }
