@@ -142,6 +142,13 @@ pub const HELD_TOOL_TEXT_BYTES_MAX: u32 = 128 * 1024;
 pub const RESTORED_TOOL_CALLS_MAX: u32 = 128;
 pub const RESTORED_TOOL_CALL_DEPTH_MAX: u32 = 64;
 
+/// How many body bytes a node that paces itself may be ahead of a client: at first, and of one that is
+/// behind; and of one that keeps up, for a link of 2 Gbit/s over 64 ms. `[D-06]`
+pub const WINDOW_FIRST_BYTES: u64 = 1024 * 1024;
+pub const WINDOW_LONGEST_BYTES: u64 = 16 * 1024 * 1024;
+/// With more than this unsent to a node, a run's next Window waits.
+pub const WINDOW_UNSENT_BYTES_MAX: u64 = 64 * 1024;
+
 // ── waits, milliseconds, defaults. `[D-29]` ───────────────────────────────────────────────────────
 pub const TLS_HANDSHAKE_MS: u64 = 10_000;
 pub const REGISTRATION_MS: u64 = 10_000;

@@ -178,7 +178,7 @@ pub struct Stall {
     pub observation: Option<NonZeroU64>,
 }
 
-/// What the main task told the attempt so far; each goes from false to true once.
+/// What the main task told the attempt so far; each flag goes from false to true once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signals {
     /// The gate granted a slot.
@@ -187,6 +187,9 @@ pub struct Signals {
     pub cancelled: bool,
     /// The session is over.
     pub ended: bool,
+    /// Body bytes the Edge takes of the run, in total; never less than before. `None`: it has not said,
+    /// and nothing is paced. Decides nothing of the attempt. `[wire §4.2]`
+    pub window: Option<u64>,
 }
 
 /// What a provider handed over.

@@ -11,16 +11,19 @@ const GRANTED: Signals = Signals {
     granted: true,
     cancelled: false,
     ended: false,
+    window: None,
 };
 const CANCELLED: Signals = Signals {
     granted: true,
     cancelled: true,
     ended: false,
+    window: None,
 };
 const ENDED: Signals = Signals {
     granted: true,
     cancelled: false,
     ended: true,
+    window: None,
 };
 
 fn timeouts(hard_ms: u64) -> Timeouts {
@@ -155,6 +158,7 @@ fn a_waiting_attempt_ends_without_a_call_for_each_reason() {
         granted: false,
         cancelled,
         ended,
+        window: None,
     };
     let after = T0.after_ms(1_000);
     let cases = [
@@ -204,6 +208,7 @@ fn a60_at_one_instant_cancel_beats_session_end_beats_deadline_beats_the_watchdog
         granted: true,
         cancelled: true,
         ended: true,
+        window: None,
     };
     let due = T0.after_ms(5);
     let decided = |signals, now| {

@@ -61,6 +61,7 @@ impl Shard {
     /// Body bytes for the client of `run`; they stay where they are until the turn has settled.
     pub(super) fn client_body(&mut self, run: usize, bytes: &[u8]) {
         let row = self.runs[run].client.0 as usize;
+        self.runs[run].window.take(bytes.len());
         let client = &mut self.clients[row];
         match client.meter.take(bytes.len()) {
             Ok(true) => {}

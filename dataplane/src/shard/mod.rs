@@ -31,6 +31,7 @@ pub mod splice;
 pub mod transfer;
 mod turn;
 pub mod uring;
+mod window;
 mod writer;
 
 use std::sync::Arc;

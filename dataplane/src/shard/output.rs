@@ -75,6 +75,8 @@ impl Shard {
         if self.sender.arm(&mut self.ring, &mut client.output, socket) {
             client.operations += 1;
         }
+        self.renew_window(row);
+        let client = &self.clients[row];
         if client.output.is_idle() && !client.ended {
             self.output_idle(row);
         }

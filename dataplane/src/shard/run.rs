@@ -12,6 +12,7 @@ use iop_proto::ids::{BootNonce, ClientRef, Now, RunId, RunRef, ShardIndex, SlotG
 use iop_proto::reason::Reason;
 
 use super::body::Request;
+use super::window::Window;
 use super::{Shard, slot_of};
 use crate::credential::plane::Pair;
 use crate::metrics::ShardMetric;
@@ -58,6 +59,8 @@ pub(super) struct Run {
     pub head_seen: bool,
     /// CancelRequest was sent: at most once. `[R-246]`
     pub cancelled: bool,
+    /// How far the node may be ahead of the client.
+    pub window: Window,
     /// The next frame must come until then, and how long after this one. `[D-29]`
     pub deadline: Now,
     pub response_wait_ms: u64,
@@ -91,6 +94,7 @@ impl Run {
             sequence: None,
             head_seen: false,
             cancelled: false,
+            window: Window::default(),
             deadline: Now::default(),
             response_wait_ms: 0,
             ticket: 0,
@@ -160,6 +164,7 @@ impl Shard {
             sequence: None,
             head_seen: false,
             cancelled: false,
+            window: Window::default(),
             deadline: self.now.after_ms(response_wait_ms),
             response_wait_ms,
             ticket: 0,
@@ -295,10 +300,15 @@ impl Shard {
         self.runs_live -= 1;
     }
 
-    /// What is due on a run: its node's next frame. `[A-64]`
+    /// What is due on a run: its node's next frame, unless it is not to send any. `[A-64]`
     pub(super) fn run_due(&mut self, row: usize) {
         let run = &self.runs[row];
-        if run.stage == Stage::Begun && run.has_client() && self.now >= run.deadline {
+        if run.stage != Stage::Begun || !run.has_client() {
+            return;
+        }
+        self.renew_window(run.client.0 as usize);
+        let run = &self.runs[row];
+        if self.now >= run.deadline && !run.window.is_shut() {
             self.fail_run(row, Reason::ResponseTimeout);
         }
     }

@@ -20,8 +20,8 @@ use iop_proto::limits::{
 };
 use iop_proto::reason::Reason;
 use iop_proto::view::{
-    CutProbe, CutStart, EnvelopeView, GoAwayView, NodeReadyRequestView, PingView, PongView,
-    RegisterRequestView, check_cut_tail, cut_probe,
+    CutProbe, CutStart, EnvelopeView, FeaturesView, GoAwayView, NodeReadyRequestView, PingView,
+    PongView, RegisterRequestView, check_cut_tail, cut_probe,
 };
 
 use super::command::Questions;
@@ -98,6 +98,8 @@ pub(super) struct Session {
     pub expiry_told: bool,
     /// Control was told that the node leaves.
     leaving_told: bool,
+    /// It paces its answers to what it is granted. `[states §1 row 20]`
+    pub paces: bool,
     pub standing: Standing,
     inbound: Inbound,
     partial: Option<&'static mut [u8]>,
@@ -136,6 +138,7 @@ impl Session {
             not_after: Now::default(),
             expiry_told: false,
             leaving_told: false,
+            paces: false,
             standing: Standing::Identified,
             inbound: Inbound::default(),
             partial: None,
@@ -584,21 +587,19 @@ impl Shard {
                 self.go_away(row);
                 Ok(())
             }
+            MessageType::Features => {
+                let features = FeaturesView::parse(view.payload).map_err(|error| error.reason())?;
+                self.sessions[row].paces = features.window;
+                Ok(())
+            }
             MessageType::NodeCommandResponse => {
                 self.command_answer(row, view.reply_to, view.payload)
             }
             MessageType::NodeConfigRefreshResponse => {
                 self.refresh_answered(row, view.reply_to, view.payload)
             }
-            other => self.unasked(other, view.payload),
+            _ => Err(Reason::EnvelopeWrongDirection), // judged above
         }
-    }
-
-    /// A legal answer or announcement that nothing here waits for; it must decode all the same. `[D-01]`
-    fn unasked(&mut self, kind: MessageType, payload: &[u8]) -> Result<(), Reason> {
-        iop_proto::map::decode(kind, payload).map_err(|_| Reason::EnvelopeMalformed)?;
-        self.metrics.inc(ShardMetric::EnvelopesIgnored);
-        Ok(())
     }
 
     pub(super) fn session_reference(&self, row: usize) -> SessionRef {

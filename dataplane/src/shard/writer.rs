@@ -1,7 +1,7 @@
 //! The ordered writer of a node connection: control before bulk, each in its order. `[D-02]`
 //!
 //! Lives on: one shard. Bound: replies and pings are bounded by their askers, one CancelRequest per
-//! run; bulk is begun only while the socket has taken everything before it and what is sealed fits
+//! run, one Window more than what `WINDOW_UNSENT_BYTES_MAX` holds; bulk is begun only while the socket has taken everything before it and what is sealed fits
 //! one send, so that a request that has begun is in the kernel and anything else can be withdrawn.
 //!
 //! ```text
@@ -23,6 +23,7 @@ use super::buffer::Chain;
 use super::run::{NONE, Stage};
 use super::send::{Socket, seal_into};
 use super::session::State;
+use super::window::Window;
 use super::{Shard, piece, slot_of};
 use crate::metrics::ShardMetric;
 use crate::tls::record::ReplyBuf;
@@ -102,6 +103,11 @@ impl Writer {
     pub(super) const fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
+
+    /// Bytes that the socket has not taken, a request in progress aside.
+    pub(super) const fn unsent_bytes(&self) -> u64 {
+        self.control.bytes() + self.sealed.bytes()
+    }
 }
 
 /// A small envelope with its length prefix.
@@ -162,6 +168,15 @@ impl Shard {
     pub(super) fn queue_cancel(&mut self, row: usize, id: RunId) {
         self.metrics.inc(ShardMetric::CancelsSent);
         if let Err(reason) = self.queue_small(row, |out| view::cancel(id.as_str(), out)) {
+            self.close_session(row, reason);
+        }
+    }
+
+    /// Tells the node what run `run` is granted.
+    pub(super) fn queue_window(&mut self, row: usize, run: usize) {
+        let (id, granted) = (self.runs[run].id, self.runs[run].window.granted());
+        let queued = self.queue_small(row, |out| view::window(id.as_str(), granted, out));
+        if let Err(reason) = queued {
             self.close_session(row, reason);
         }
     }
@@ -353,6 +368,10 @@ impl Shard {
             part: Part::BeforeCut,
             left,
         });
+        if self.sessions[row].paces && self.runs[run].is_tunnel {
+            self.runs[run].window = Window::FIRST;
+            self.queue_window(row, run); // goes out behind the request
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use iop_control::node::supervisor::{Action, Event, Exit, LinkEvent, Supervisor};
+use iop_proto::domain::Window;
 use iop_proto::ids::Now;
 use ring::rand::{SecureRandom, SystemRandom};
 use rustls::ClientConfig;
@@ -362,6 +363,10 @@ impl Agent {
             Meaning::Fault(fault) => self.fault(&fault),
             Meaning::Cancel(run_id) => {
                 self.attempts.cancel(link, &run_id);
+                None
+            }
+            Meaning::Window(Window { run_id, bytes }) => {
+                self.attempts.grant(link, &run_id, bytes);
                 None
             }
             Meaning::Command(id, command) => self.command(id, *command),

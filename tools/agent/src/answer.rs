@@ -52,9 +52,10 @@ pub(crate) struct Completion {
 }
 
 impl Part {
-    /// What fits one message, and the rest.
-    pub(crate) fn cut(self) -> (Self, Option<Self>) {
-        let most = BODY_FRAME_BYTES as usize;
+    /// What fits one message, with at most `allowed` > 0 bytes of a tunnel's body, and the rest.
+    pub(crate) fn cut(self, allowed: u64) -> (Self, Option<Self>) {
+        let allowed = usize::try_from(allowed).unwrap_or(usize::MAX);
+        let most = allowed.min(BODY_FRAME_BYTES as usize);
         match self {
             Self::Http(Item::Body(mut bytes)) if bytes.len() > most => {
                 let first = bytes.split_to(most);
@@ -66,6 +67,14 @@ impl Part {
                 (Self::Delta(text), Some(Self::Delta(rest)))
             }
             whole => (whole, None),
+        }
+    }
+
+    /// Bytes of a tunnel's body.
+    pub(crate) const fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Http(Item::Body(bytes)) => bytes.len() as u64,
+            Self::Http(Item::Head { .. }) | Self::Start { .. } | Self::Delta(_) => 0,
         }
     }
 
@@ -273,14 +282,14 @@ mod tests {
     #[test]
     fn what_does_not_fit_one_message_is_cut_between_characters() {
         let text = format!("x{}", "\u{d55c}".repeat(RUN_DELTA_BYTES / 3 + 1));
-        let (first, rest) = Part::Delta(text.clone()).cut();
+        let (first, rest) = Part::Delta(text.clone()).cut(u64::MAX);
         let (Part::Delta(first), Some(Part::Delta(rest))) = (first, rest) else {
             panic!("a long delta is two")
         };
         assert_eq!(first.clone() + &rest, text);
         assert!(first.len() <= RUN_DELTA_BYTES && rest.len() <= 5);
         let body = vec![7; BODY_FRAME_BYTES as usize];
-        let (_, rest) = Part::Http(Item::Body(body.into())).cut();
+        let (_, rest) = Part::Http(Item::Body(body.into())).cut(u64::MAX);
         assert!(rest.is_none(), "the last length that fits");
     }
 

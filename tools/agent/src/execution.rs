@@ -3,7 +3,7 @@
 //! Lives on: one task per attempt. View: one attempt. Bound: one piece pending; messages of at most
 //! `BODY_FRAME_BYTES`, each enqueued only when the session's queue has room for it.
 //!
-//! Whatever it waits for (slot, provider, room in the queue, probe), it wakes at once for a cancel,
+//! Whatever it waits for (slot, provider, the run's window, room in the queue, probe), it wakes at once for a cancel,
 //! the session's end or its deadline. `[P-04]`
 use core::future::Future;
 use core::num::NonZeroU64;
@@ -91,6 +91,7 @@ pub(crate) async fn run(job: Job) -> Ticket {
         call: None,
         probe: None,
         pending: None,
+        sent: 0,
         detail: None,
         completion: None,
     };
@@ -119,6 +120,8 @@ struct Driver {
     probe: Option<Probe>,
     /// Received from the provider, not enqueued yet.
     pending: Option<Part>,
+    /// Bytes of a tunnel's body that were enqueued.
+    sent: u64,
     detail: Option<String>,
     completion: Option<Completion>,
 }
@@ -167,9 +170,11 @@ impl Driver {
     async fn wait(&mut self) -> Woken {
         let deadline = self.attempt.deadline();
         self.alarm.set(deadline.map(|at| self.clock.instant(at)));
-        let has_pending = self.pending.is_some();
-        let room = self.bulk.clone().filter(|_| has_pending);
-        let call = self.call.as_mut().filter(|_| !has_pending);
+        let allowed = self.allowed();
+        let goes = |part: &Part| allowed > 0 || part.body_bytes() == 0;
+        let goes_now = self.pending.as_ref().is_some_and(goes);
+        let room = self.bulk.clone().filter(|_| goes_now);
+        let call = self.call.as_mut().filter(|_| self.pending.is_none());
         tokio::select! {
             biased;
             changed = self.signals.changed() => {
@@ -279,12 +284,18 @@ impl Driver {
         }
     }
 
+    /// Bytes of a tunnel's body that the Edge takes now; only its window says less than all.
+    fn allowed(&self) -> u64 {
+        let window = self.signals.borrow().window;
+        window.map_or(u64::MAX, |window| window.saturating_sub(self.sent))
+    }
+
     /// Enqueues the pending part, or one message of it.
     fn forward(&mut self, permit: mpsc::OwnedPermit<Outbound>) {
         let Some(part) = self.pending.take() else {
             return;
         };
-        let (part, rest) = part.cut();
+        let (part, rest) = part.cut(self.allowed());
         let verdict = self
             .attempt
             .output(self.clock.now(), part.output(), rest.is_some());
@@ -292,6 +303,7 @@ impl Driver {
             return;
         };
         self.pending = rest;
+        self.sent += part.body_bytes();
         let message = part.message(self.identity.run_id.clone(), sequence);
         permit.send(Outbound::one_way(message));
     }

@@ -7,9 +7,9 @@ use iop_control::node::LinkId;
 use iop_control::node::attempt::{Rejection, Timeouts, boundary};
 use iop_control::node::supervisor::LinkEvent;
 use iop_proto::domain::{
-    ConfigRefreshRequest, Credential, GoAway, Message, NodeCommandRequest, NodeConfig,
+    ConfigRefreshRequest, Credential, Features, GoAway, Message, NodeCommandRequest, NodeConfig,
     NodeReadyRequest, NodeReadyResponse, RegisterRequest, RegisterResponse, RunRequest,
-    TunnelRequest,
+    TunnelRequest, Window,
 };
 use iop_proto::framing::{Envelope, Kind, MessageType};
 use iop_proto::limits::{NODE_BULK_QUEUE, NODE_CONTROL_QUEUE};
@@ -85,6 +85,8 @@ pub(crate) enum Meaning {
     Progress(LinkEvent),
     Execute(Request),
     Cancel(String),
+    /// What the Edge takes of a run.
+    Window(Window),
     /// Under an envelope id that the answer names. `[R-254]`
     Command(u64, Box<NodeCommandRequest>),
     Refresh(u64, ConfigRefreshRequest),
@@ -234,8 +236,12 @@ impl Session {
         Ok(())
     }
 
-    /// Under the identity the Edge returned. `[R-037]`
+    /// Under the identity the Edge returned. What else this node can do the Edge hears first, so that
+    /// no request comes between. `[R-037]`
     pub(crate) fn ready(&mut self) -> Result<(), Fault> {
+        self.send(Outbound::one_way(Message::Features(Features {
+            window: true,
+        })))?;
         let node_id = self.node_id.clone();
         let id = self.ask(Message::NodeReadyRequest(NodeReadyRequest { node_id }))?;
         self.phase = Phase::Readying { id };
@@ -311,10 +317,9 @@ impl Session {
             }
             Message::NodeCommandRequest(command) => Ok(Meaning::Command(id, Box::new(command))),
             Message::ConfigRefreshRequest(refresh) => Ok(Meaning::Refresh(id, refresh)),
-            // The Edge closes soon; this node goes on, and paces nothing. `[D-07]`
-            Message::GoAway(_) | Message::Window(_) | Message::Ping(_) | Message::Pong(_) => {
-                Ok(Meaning::Nothing)
-            }
+            Message::Window(window) => Ok(Meaning::Window(window)),
+            // The Edge closes soon; this node goes on. `[D-07]`
+            Message::GoAway(_) | Message::Ping(_) | Message::Pong(_) => Ok(Meaning::Nothing),
             Message::RegisterRequest(_)
             | Message::NodeReadyRequest(_)
             | Message::RunEvent(_)

@@ -136,11 +136,23 @@ impl Attempts {
     }
 
     pub(super) fn cancel(&self, link: LinkId, run_id: &str) {
-        let ticket = self.runs.find(link, run_id);
-        if let Some(running) = ticket.and_then(|ticket| self.running.get(&ticket)) {
+        if let Some(running) = self.find(link, run_id) {
             let signals = &running.signals;
             signals.send_modify(|signals| signals.cancelled = true);
         }
+    }
+
+    /// The Edge takes `bytes` of the run's body, in total; what it took before it still takes.
+    pub(super) fn grant(&self, link: LinkId, run_id: &str, bytes: u64) {
+        if let Some(running) = self.find(link, run_id) {
+            let signals = &running.signals;
+            signals.send_modify(|signals| signals.window = signals.window.max(Some(bytes)));
+        }
+    }
+
+    fn find(&self, link: LinkId, run_id: &str) -> Option<&Running> {
+        let ticket = self.runs.find(link, run_id)?;
+        self.running.get(&ticket)
     }
 
     /// Starts an attempt or refuses it with one terminal.

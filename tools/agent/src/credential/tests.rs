@@ -347,6 +347,7 @@ async fn s67_what_ends_between_grant_and_call_opens_nothing_or_zeroes_it_and_cal
             granted: true,
             cancelled: before == Before::CancelAtGrant,
             ended: before == Before::EndAtGrant,
+            ..Signals::default()
         });
         let late = signals.clone();
         *plane.opened.lock().unwrap() = Some(Box::new(move || {

@@ -13,3 +13,4 @@ mod stream;
 mod supervision;
 mod support;
 mod tunnel;
+mod window;

@@ -14,14 +14,14 @@ use crate::support::provider::Provider;
 use crate::support::{Agent, Dice, within};
 
 /// An Edge, an agent that serves it, and a provider behind adapter `a`.
-struct World {
-    provider: Provider,
-    conn: Conn,
+pub(crate) struct World {
+    pub(crate) provider: Provider,
+    pub(crate) conn: Conn,
     _agent: Agent,
     _edge: Edge,
 }
 
-async fn world(capacity: i32) -> World {
+pub(crate) async fn world(capacity: i32) -> World {
     world_with(|port| payload(vec![adapter(port, capacity)])).await
 }
 
@@ -40,7 +40,7 @@ async fn world_with(config: impl FnOnce(u16) -> NodeConfig) -> World {
 
 impl World {
     /// The adapter still serves: the positive beside every negative.
-    async fn still_serves(&mut self) {
+    pub(crate) async fn still_serves(&mut self) {
         self.conn.open(tunnel("after", b"{}")).await;
         self.provider
             .request()

@@ -197,7 +197,7 @@ fn d01_a_known_message_in_the_wrong_state_follows_the_table() {
         ("go away", sealed("iop.transport.GoAway", b"")),
         (
             "features",
-            sealed("iop.transport.Features", &int_field(1, 1)),
+            sealed("iop.transport.Features", &int_field(1, 0)),
         ),
     ];
     for (row, (what, bytes)) in messages.iter().enumerate() {

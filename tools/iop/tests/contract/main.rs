@@ -36,3 +36,4 @@ mod snapshot;
 mod surfaces;
 mod transport;
 mod tunnel;
+mod window;

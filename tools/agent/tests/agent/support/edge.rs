@@ -124,6 +124,8 @@ pub(crate) struct Conn {
     /// Pings seen and answered.
     pub(crate) pings: u32,
     pub(crate) pongs: Vec<u64>,
+    /// The agent has said that it paces its answers.
+    pub(crate) paces: bool,
 }
 
 /// What the agent sent.
@@ -143,10 +145,11 @@ impl Conn {
             payload: vec![],
             pings: 0,
             pongs: vec![],
+            paces: false,
         }
     }
 
-    /// The next message other than ping and pong; `None` at the end of the stream.
+    /// The next message other than ping, pong and features; `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<Received> {
         within("a message of the agent", self.read()).await
     }
@@ -171,7 +174,7 @@ impl Conn {
         }
     }
 
-    /// What has arrived whole; pings are answered, pongs noted.
+    /// What has arrived whole; pings are answered, pongs and features noted.
     async fn take(&mut self) -> Option<Received> {
         while let Some(envelope) = self.assembler.next().unwrap() {
             let Kind::Known(kind) = envelope.kind else {
@@ -184,6 +187,7 @@ impl Conn {
                     self.send(0, Message::Pong(Pong { seq: ping.seq })).await;
                 }
                 Message::Pong(pong) => self.pongs.push(pong.seq),
+                Message::Features(features) => self.paces = features.window,
                 message => {
                     self.payload = envelope.payload.to_vec();
                     let (id, reply_to) = (envelope.id, envelope.reply_to);
