@@ -6,6 +6,7 @@
 //!
 //! With interfaces, silence is packets that do not arrive. Without, it is a relay that reads no more:
 //! for the two ends much the same, but the kernel in between still acknowledges.
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ struct State {
 pub(crate) struct Relay {
     state: watch::Sender<State>,
     pair: Option<Pair>,
+    /// Something is at work on its interfaces: no second silence meanwhile.
+    busy: Cell<bool>,
     /// Where the node connects.
     pub(crate) address: SocketAddr,
 }
@@ -67,15 +70,27 @@ impl Relay {
         Ok(Self {
             state,
             pair,
+            busy: Cell::new(false),
             address,
         })
     }
 
-    /// Gives the link its trouble for `ms`, then takes it away again.
-    pub(crate) async fn trouble(&self, trouble: Trouble, ms: u32) -> Result<(), Error> {
+    /// Gives the link its trouble for `ms`, then takes it away again. `false`: it is silent already.
+    pub(crate) async fn trouble(&self, trouble: Trouble, ms: u32) -> Result<bool, Error> {
+        let is_silence = matches!(
+            trouble,
+            Trouble::Silent | Trouble::DeafAway | Trouble::DeafBack
+        );
+        if is_silence && self.busy.replace(true) {
+            return Ok(false);
+        }
         self.set(trouble, true).await?;
         tokio::time::sleep(Duration::from_millis(u64::from(ms))).await;
-        self.set(trouble, false).await
+        self.set(trouble, false).await?;
+        if is_silence {
+            self.busy.set(false);
+        }
+        Ok(true)
     }
 
     async fn set(&self, trouble: Trouble, on: bool) -> Result<(), Error> {

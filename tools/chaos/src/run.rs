@@ -198,8 +198,8 @@ impl Run {
                 Ok(Some(None))
             }
             Fault::Link { link, trouble, ms } => {
-                self.stage.link(link).trouble(trouble, ms).await?;
-                Ok(Some(None))
+                let given = self.stage.link(link).trouble(trouble, ms).await?;
+                Ok(given.then_some(None))
             }
             Fault::Reload { edge } => {
                 let part = self.stage.part(Who::Edge(edge));

@@ -139,7 +139,7 @@ impl Builder {
         let network = match options.form {
             Some(Form::Relay) => None,
             Some(Form::Veth) => Some(Network::new().await?),
-            None => Network::new().await.ok(),
+            None => Network::permitted().await,
         };
         let out = options.out.clone();
         let _gone = fs::remove_dir_all(&out); // an earlier run's
