@@ -11,6 +11,7 @@ mod support;
 
 mod cores;
 mod exhaustion;
+mod far;
 mod hostile;
 mod slow;
 mod transfer;

@@ -658,7 +658,12 @@ impl Node {
 
     /// A connection with the given TLS; its handshake is done by the first read or write.
     pub fn connect_with(edge: &Edge, config: Arc<ClientConfig>) -> Self {
-        let socket = TcpStream::connect(edge.nodes).expect("the Edge listens for nodes");
+        Self::connect_over(edge.nodes, config)
+    }
+
+    /// As `connect_with`, to something that leads to the Edge.
+    pub fn connect_over(way: SocketAddr, config: Arc<ClientConfig>) -> Self {
+        let socket = TcpStream::connect(way).expect("somebody listens for nodes");
         socket.set_nodelay(true).expect("a TCP socket");
         socket
             .set_read_timeout(Some(DEADLINE))
@@ -678,19 +683,23 @@ impl Node {
     /// A node that may be dispatched to.
     pub fn ready(edge: &Edge, name: &str) -> Self {
         let mut node = Self::connect(edge, name);
-        node.register(name);
+        node.become_ready(name);
+        node
+    }
+
+    pub fn become_ready(&mut self, name: &str) {
+        self.register(name);
         assert!(matches!(
-            node.receive(),
+            self.receive(),
             Message::RegisterResponse(iop_proto::domain::RegisterResponse::Accepted { .. })
         ));
-        node.send(&Message::NodeReadyRequest(NodeReadyRequest {
+        self.send(&Message::NodeReadyRequest(NodeReadyRequest {
             node_id: name.to_owned(),
         }));
-        match node.receive() {
+        match self.receive() {
             Message::NodeReadyResponse(answer) => assert!(answer.ready, "{answer:?}"),
             other => panic!("expected NodeReadyResponse, got {other:?}"),
         }
-        node
     }
 
     pub fn register(&mut self, node_id: &str) {
