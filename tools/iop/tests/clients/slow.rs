@@ -354,7 +354,7 @@ fn a_32_mebibyte_request_holds_up_nothing_but_what_is_behind_it() {
 
 /// More slices than one send takes, to a client whose socket takes less than that: what a direct send
 /// left over goes before what came behind it.
-/// Proves [D-34].
+/// Proves [D-34], [P-78].
 #[test]
 fn a_burst_of_small_frames_to_a_full_socket_keeps_its_order() {
     let edge = Edge::start(&Setup::with(CATALOG));
