@@ -209,6 +209,7 @@ class Session:
         self.faults = []            # rules the Edge has broken on this connection
         self.runs, self.cancels = {}, {}
         self.accepted = self.ready = False
+        self.paces = False          # Features{window:true} was sent on this connection
         self.paused = False         # stop reading the socket
         self.trace = None           # a list that takes ("out" | "in", framed envelope)
         self.observations = 0
@@ -344,8 +345,12 @@ class Session:
 
     def _beat(self):
         if not self.mute and self.ping_every and time.monotonic() - self._last_write > self.ping_every:
-            self._pings += 1
-            self.send(tp.Ping(seq=self._pings))
+            if self._write_lock.acquire(blocking=False):  # otherwise somebody is writing: it is not silent
+                try:
+                    self._pings += 1
+                    self.send(tp.Ping(seq=self._pings))
+                finally:
+                    self._write_lock.release()
 
     def _take(self, raw):
         envelope = tp.Envelope.FromString(raw[4:])
@@ -369,6 +374,8 @@ class Session:
                 self.runs[message.run_id] = Tunnel(self, message)
             elif item.type == "iop.CancelRequest" and message.run_id in self.runs:
                 self.runs[message.run_id].cancelled.set()
+            elif item.type == "iop.transport.Window" and message.run_id in self.runs:
+                self.runs[message.run_id].grants.append(message.bytes)
             self.inbox.append(item)
             self.changed.notify_all()
         if tunnel and self.provider:
@@ -400,6 +407,17 @@ class Session:
             self.cancels[message.run_id] = self.cancels.get(message.run_id, 0) + 1
             if self.cancels[message.run_id] > 1:
                 self.faults.append(f"{message.run_id} cancelled twice")
+        elif item.type == "iop.transport.Window":
+            # wire.md 4.2: only to those who asked, only for a request that has begun, totals that never shrink
+            run = self.runs.get(message.run_id)
+            why = ("to a node that did not send Features{window:true}" if not self.paces else
+                   "for a run that was never requested" if run is None else
+                   "for a normalized run" if isinstance(run.request, rt.RunRequest) else
+                   f"that shrinks: {run.grants[-1]}, then {message.bytes}" if run.grants and message.bytes < run.grants[-1] else
+                   "for a run that the Edge has cancelled" if message.run_id in self.cancels else
+                   "with an id, which is one-way" if item.id or item.reply_to else None)
+            if why:
+                self.faults.append(f"Window {why}")
 
     def wait(self, what, want, timeout=5.0, keep=False):
         """The next received envelope for which `want` holds; those before it stay for other waits."""
@@ -443,6 +461,7 @@ class Session:
     def send(self, message, reply_to=0, request=False, style=None):
         """Sends one message in this session's style; returns the envelope id of a request."""
         style = style or self.style
+        self.paces |= isinstance(message, tp.Features) and message.window
         with self._write_lock:
             number = 0
             if request:
@@ -518,6 +537,23 @@ class Session:
     def corked(self):
         """Everything sent inside goes out together: as few records as possible, in one write."""
         return Session._Corked(self)
+
+    class _Alone:
+        def __init__(self, session):
+            self.session, self.mute = session, session.mute
+
+        def __enter__(self):
+            self.session.mute = True
+            self.session._write_lock.acquire()
+
+        def __exit__(self, *_):
+            self.session._write_lock.release()
+            self.session.mute = self.mute
+
+    def alone(self):
+        """Nobody else writes, and no ping or pong stands inside of an envelope that is written in parts. What is
+        received meanwhile is still taken in."""
+        return Session._Alone(self)
 
     # ---- the steps of an agent
 
@@ -617,7 +653,8 @@ class Tunnel:
 
     def __init__(self, session, request):
         self.session, self.request, self.run_id = session, request, request.run_id
-        self.sequence = 0
+        self.sequence = self.sent = 0   # body bytes
+        self.grants = []                # of the Windows of this run, in the order of their arrival
         self.cancelled = threading.Event()
         self.lock = threading.Lock()
 
@@ -626,6 +663,7 @@ class Tunnel:
             if seq is None:
                 seq = self.sequence + 1
             self.sequence = seq
+            self.sent += len(content.get("body", b""))
         return rt.ProviderTunnelFrame(run_id=self.run_id if run_id is None else run_id, kind=kind, sequence=seq, **content)
 
     def send(self, kind, style=None, **content):
@@ -643,6 +681,36 @@ class Tunnel:
             step = max(1, cut() if callable(cut) else cut)
             self.send(BODY, body=data[at:at + step], **more)
             at += step
+
+    def room(self):
+        """How many more body bytes are granted; None before the first Window, when nothing is paced."""
+        return self.grants[-1] - self.sent if self.grants else None
+
+    def wait_grant(self, more_than=0, timeout=5.0):
+        """The newest grant, once it is larger than this."""
+        with self.session.changed:
+            if not self.session.changed.wait_for(lambda: self.session.closed or self.grants and self.grants[-1] > more_than, timeout):
+                raise Late(f"no Window of more than {more_than} within {timeout} s; granted {self.grants[-3:]}, sent {self.sent}")
+            if self.session.closed:
+                raise Closed(f"waiting for a Window: connection ended ({self.session.closed})")
+            return self.grants[-1]
+
+    def paced(self, data, cut=65536, timeout=20.0):
+        """The body in frames of at most `cut` bytes, never more than granted. False if the Edge cancels meanwhile."""
+        at = 0
+        while at < len(data):
+            with self.session.changed:
+                if not self.session.changed.wait_for(lambda: self.session.closed or self.cancelled.is_set() or self.room() is None or self.room() > 0, timeout):
+                    raise Late(f"no larger Window within {timeout} s; granted {self.grants[-3:]}, sent {self.sent}")
+                if self.session.closed:
+                    raise Closed(f"the connection ended ({self.session.closed})")
+                if self.cancelled.is_set():
+                    return False
+                room = self.room()
+            step = cut if room is None else min(cut, room)
+            self.body(data[at:at + step])
+            at += step
+        return True
 
     def usage(self, prompt=1, completion=1, **more):
         self.send(USAGE, usage=rt.Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion), **more)
@@ -730,10 +798,8 @@ class Provider:
         elif do == "big":
             data = self.big(what["size"])
             tunnel.start(head=[("content-type", "application/octet-stream"), ("content-length", str(len(data)))])
-            for at in range(0, len(data), 262144):
-                if tunnel.cancelled.is_set():
-                    return tunnel.error("cancelled")
-                tunnel.body(data[at:at + 262144])
+            if tunnel.cancelled.is_set() or not tunnel.paced(data, cut=262144, timeout=300):
+                return tunnel.error("cancelled")
             tunnel.end()
         elif do == "hang":
             tunnel.start(head=[("content-type", "text/event-stream")])
@@ -760,6 +826,7 @@ def serve_for_ever(arguments):
             if not answer.accepted:
                 raise Closed(f"registration refused: {answer.reason}")
             if not arguments.old:
+                session.send(tp.Features(window=True))
                 answer = session.make_ready(timeout=10)
                 if not answer.ready:
                     raise Closed(f"not ready: {answer.reason}")

@@ -342,7 +342,7 @@ class Http:
                 if self._left == 0:
                     self.ending = "complete"
                 return
-            if self._left:
+            if self._left and self._left > 0:
                 take = min(self._left, len(self.raw))
                 self.body += self.raw[:take]
                 del self.raw[:take]
@@ -838,6 +838,7 @@ def test_superseded_while_ready(t):
     t.in_flight("p1", 1)
     tunnel.answer()
     equal(client.finish().status, 200, "status")
+    t.idle()
     equal(t.grew("iop_edge_leases_returned_total"), 4, "leases returned")
 
 
@@ -1193,6 +1194,8 @@ def test_the_agent_as_a_program(t):
         client = t.http().send("/v1/chat/completions", b'{"model":"m2","do":"echo"}')
         client.finish()
         equal((client.status, bytes(client.body)), (200, b'{"model":"t2","do":"echo"}'), "echo")
+        client = t.http(timeout=15).send("/v1/chat/completions", b'{"model":"m2","do":"big","size":9000001}')  # paced
+        check(bytes(client.finish().body) == Provider.big(9_000_001) and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
     finally:
         process.kill()
         process.wait(5)
@@ -2128,21 +2131,6 @@ def test_node_that_goes_away_gets_no_new_work(t):
     equal(waiting.finish().status, 200, "status")
 
 
-def test_window_comes_only_to_those_who_asked(t):
-    session = t.ready()
-    t.call(session)
-    session.ping()
-    check(not any(i and i.type == "iop.transport.Window" for i in session.inbox), "Window without Features")
-    session.close()
-    session = t.pending()
-    session.send(tp.Features(window=True))
-    check(session.make_ready().ready, "not ready")
-    t.call(session)
-    windows = [i.message for i in session.inbox if i and i.type == "iop.transport.Window"]
-    for window in windows:  # optional: if there are any, they name a run that was requested and grant something
-        check(window.run_id in session.runs and window.bytes > 0, f"Window {window}")
-
-
 # Proves [R-163] [R-174]
 def test_evidence_that_does_not_fit_lowers_nothing_and_returns_the_lease(t):
     session = t.ready()
@@ -2202,12 +2190,14 @@ def test_unavailable_provider_is_put_aside_until_a_probe_finds_it(t):
     t.call(session, "ill")
 
 
-def backlog(t):
-    """A node that does not read, and requests too large for its socket: some are begun, some are not."""
-    session = t.ready()
+def backlog(t, session=None):
+    """A node that does not read, and requests too large for its socket: the first is begun, the last is not."""
+    session = session or t.ready()
     session.paused = True
-    clients = [t.http(timeout=15).send("/v1/chat/completions", chat("m1", mark=n, pad="x" * 6_000_000)) for n in range(4)]
-    t.wait_grew("iop_edge_leases_granted_total", 4)
+    clients = []
+    for n in range(4):  # one after another: a body that was sent later could be whole before
+        clients.append(t.http(timeout=15).send("/v1/chat/completions", chat("m1", mark=n, pad="x" * 1_500_000)))
+        t.wait_grew("iop_edge_leases_granted_total", n + 1)
     t.wait_grew("iop_edge_runs_dispatched_total")
     return session, clients
 
@@ -2230,8 +2220,7 @@ def test_request_that_was_never_begun_goes_to_the_next_connection(t):
 def test_request_that_was_never_begun_is_withdrawn_when_its_client_leaves(t):
     session, clients = backlog(t)  # D-02: its lease is returned at once and nothing is sent
     clients[3].close(abort=True)
-    t.wait_grew("iop_edge_runs_withdrawn_total")
-    t.held(3)
+    t.held(3)  # whether it waited for the socket or was not handed to its writer yet
     session.paused = False
     marks = []
     for _ in range(3):
@@ -2242,6 +2231,495 @@ def test_request_that_was_never_begun_is_withdrawn_when_its_client_leaves(t):
     session.ping()
     check(not session.has("ProviderTunnelRequest") and not session.has("CancelRequest"), "the withdrawn request or a cancel was sent")
     equal([c.finish().status for c in clients[:3]], [200] * 3, "statuses")
+
+
+# ---------------------------------------------------------------- pacing
+
+# wire.md 4.2 and D-06. What holds for every Window (only to those who asked, only for tunnels that were requested and not
+# cancelled, totals that never shrink) Session judges on each connection, in every case.
+MIB = 1 << 20
+BYTES = [("content-type", "application/octet-stream")]
+PATIENT = {"stall": ("write_stall_ms: 1200", "write_stall_ms: 20000")}  # D-29: a client may stop reading for so long
+
+
+def pacing(t, node="n1", **options):
+    """A ready node that has asked for Windows."""
+    session = t.pending(node, **options)
+    session.send(tp.Features(window=True))
+    check(session.make_ready().ready, "not ready")
+    return session
+
+
+def windows(session):
+    return [i.message for i in session.inbox if i and i.type == "iop.transport.Window"]
+
+
+def begin(t, session, model="m1", head=BYTES, **options):
+    """A request of which the node has the first Window and its client the head."""
+    client = t.post(model, **options)
+    tunnel = session.tunnel()
+    equal(tunnel.wait_grant(), MIB, "the first grant (D-06)")
+    tunnel.start(head=head)
+    equal(client.head().status, 200, "status")
+    return client, tunnel
+
+
+def fill(t, tunnel, data, timeout=20):
+    """Sends what is granted, and no more, until the client's socket takes nothing: the grant is used up, and what the Edge
+    holds for the client stays the same over twenty looks. Returns how many bytes that were."""
+    looks = []
+
+    def stuck():
+        room = tunnel.room()
+        if room:
+            tunnel.body(data[tunnel.sent:tunnel.sent + room], cut=65536)
+            looks.clear()
+            return False
+        tunnel.session.ping()
+        looks.append((tunnel.grants[-1], t.edge.metric("iop_edge_pool_used_bytes", pool="output")))
+        return len(looks) >= 20 and len(set(looks[-20:])) == 1 and looks[-1][1] > 0
+    until("the client's socket takes no more", stuck, timeout)
+    check(tunnel.sent < len(data), f"all {len(data)} bytes were granted to a client that reads nothing")
+    return tunnel.sent
+
+
+class Writer(threading.Thread):
+    """The rest of an answer as its node sends it: paced, then END."""
+
+    def __init__(self, tunnel, data, cut=65536):
+        super().__init__(daemon=True)
+        self.tunnel, self.data, self.cut, self.failed = tunnel, data, cut, None
+        self.start()
+
+    def run(self):
+        try:
+            if self.tunnel.paced(self.data, self.cut):
+                self.tunnel.end()
+            else:
+                self.failed = "cancelled"
+        except Exception as error:
+            self.failed = error
+
+    def done(self):
+        self.join(10)
+        check(not self.is_alive() and not self.failed, f"the node's writer: {self.failed or 'still writes'}")
+
+
+def lock_step(client, tunnel, data, upto, step=65536):
+    """The client has every piece before the next is sent; nothing is ever pending for it. Returns how far each grant reached
+    beyond what was sent."""
+    ahead, seen = [], len(tunnel.grants)
+    while tunnel.sent < upto:
+        tunnel.body(data[tunnel.sent:tunnel.sent + step])
+        client.wait_body(size=tunnel.sent)
+        # "more as often as the client's socket has taken half": it has all of it, so at least half a mebibyte is left
+        until("a grant after half was taken", lambda: tunnel.room() >= MIB // 2)
+        check(tunnel.room() <= 16 * MIB, f"{tunnel.room()} bytes beyond what was sent are granted (D-06: 16 MiB)")
+        if len(tunnel.grants) > seen:
+            ahead.append(tunnel.room())
+            seen = len(tunnel.grants)
+    return ahead
+
+
+def test_first_window_comes_with_the_request(t):
+    for style in (Style(), Style(unknown=True), Style(reverse=True, pad=5)):
+        session = pacing(t, style=style)
+        for n in range(3):
+            client = t.post()
+            tunnel = session.tunnel()
+            tunnel.wait_grant()  # before the node has sent anything for this run
+            session.ping()
+            equal(tunnel.grants, [MIB], "Windows before the first frame")
+            order = [i.type for i in session.inbox if i and i.type == "iop.transport.Window"]
+            equal(len(order), n + 1, "Windows on the connection")
+            tunnel.answer(b"small")
+            equal((bytes(client.finish().body), client.ending), (b"small", "complete"), "answer")
+            equal(tunnel.grants, [MIB], "Windows of a small answer")
+        session.close()
+        t.idle()
+    session = pacing(t)
+    for path in ("completions", "embeddings", "responses", "messages", "messages/count_tokens"):  # on every surface
+        client = t.http().send("/v1/" + path, b'{"model":"m1","messages":[{"role":"user","content":"x"}],"input":"x","prompt":"x","max_tokens":4}')
+        tunnel = session.tunnel()
+        equal(tunnel.wait_grant(), MIB, f"the first grant of {path}")
+        tunnel.answer()
+        equal(client.finish().status, 200, f"status of {path}")
+
+
+def test_only_the_connection_that_asked_gets_windows(t):
+    def served(session):
+        client = t.post()
+        tunnel = session.tunnel()
+        tunnel.start(head=BYTES)
+        tunnel.body(Provider.big(2 * MIB), cut=262144)
+        tunnel.end()
+        check(bytes(client.finish().body) == Provider.big(2 * MIB), "the answer")
+        session.ping()
+        return len(tunnel.grants)
+
+    for features in ([], [tp.Features()], [tp.Features(window=False)]):
+        session = t.pending()
+        for one in features:
+            session.send(one)
+        check(session.make_ready().ready, "not ready")
+        equal((served(session), len(windows(session))), (0, 0), f"Windows after {features}")
+        if features:  # states.md 1, row 20: in Ready it is remembered as well
+            session.send(tp.Features(window=True))
+            session.ping()
+            check(served(session) > 0, "no Window after a Features{window:true} sent when ready")
+        session.close()
+        t.idle()
+    session = pacing(t)
+    session.send(tp.Features(window=True))  # twice is once
+    check(served(session) > 0, "no Window")
+    session.close()
+    t.idle()
+    equal(served(t.ready()), 0, "Windows on a later connection that did not ask")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+def test_one_node_asks_and_the_other_does_not(t):
+    one, two = pacing(t, "n1"), t.ready("n2")
+    clients = [t.post("both") for _ in range(4)]
+    until("both nodes have work", lambda: one.has("ProviderTunnelRequest") and two.has("ProviderTunnelRequest"))
+    until("four requests", lambda: len(one.runs) + len(two.runs) == 4)
+    for session in (one, two):
+        for tunnel in list(session.runs.values()):
+            tunnel.answer(b"both")
+        session.ping()
+    equal([bytes(c.finish().body) for c in clients], [b"both"] * 4, "answers")
+    equal([tunnel.grants for tunnel in one.runs.values()], [[MIB]] * len(one.runs), "Windows of the node that asked")
+    equal(windows(two), [], "Windows of the other")
+
+
+# Proves [R-244]
+def test_window_is_no_capacity(t):
+    session = pacing(t)
+    first, tunnel = begin(t, session, "one", timeout=10)
+    waiting = t.post("one")
+    t.wait_grew("iop_edge_queue_entries_total")
+    session.ping()
+    equal((len(windows(session)), session.has("ProviderTunnelRequest")), (1, False), "Windows and requests while the second waits")
+    tunnel.end()
+    second = session.tunnel()
+    equal(second.wait_grant(), MIB, "the first grant of the second")
+    second.answer(b"second")
+    equal((first.finish().ending, bytes(waiting.finish().body)), ("complete", b"second"), "answers")
+
+
+def test_normalized_runs_get_no_window(t):
+    session = pacing(t)
+    client = t.post("native", more={"stream": True}, timeout=15)
+    run = session.run()
+    run.event("start")
+    for _ in range(24):
+        run.event("delta", delta="한" * 30_000)
+    run.event("complete")
+    equal((client.finish().status, client.ending), (200, "complete"), "end of the run")
+    check(len(client.body) > 2 * MIB, f"{len(client.body)} bytes")
+    session.ping()
+    equal(windows(session), [], "Windows of a normalized run")
+    client, tunnel = begin(t, session)  # and on the same connection a tunnel has one
+    tunnel.end()
+    equal(client.finish().ending, "complete", "the tunnel")
+
+
+def test_no_request_that_was_not_begun_has_a_window(t):
+    session, clients = backlog(t, pacing(t))
+    clients[3].close(abort=True)
+    t.held(3)  # whether it waited for the socket or was not handed to its writer yet
+    session.paused = False
+    for _ in range(3):
+        tunnel = session.tunnel(20)
+        equal(tunnel.wait_grant(timeout=10), MIB, "the first grant")
+        tunnel.answer(b"large")
+    equal([bytes(c.finish().body) for c in clients[:3]], [b"large"] * 3, "answers")
+    session.ping()
+    equal(len(windows(session)), 3, "Windows; one request was withdrawn")
+    order = [i.message.run_id for i in session.inbox if i and i.type == "iop.transport.Window"]
+    check(set(order) <= set(session.runs), "a Window names the withdrawn run")
+
+
+def stops_reading(t, head, size=24 * MIB):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(size)
+    client, tunnel = begin(t, session, head=head, receive_buffer=4096, timeout=30)
+    other, beside = begin(t, session, timeout=15)
+    stuck = fill(t, tunnel, data)
+    # It hears nothing more, while a neighbour on the same connection is granted what its client takes.
+    lock_step(other, beside, data, 4 * MIB)
+    session.ping()
+    equal(tunnel.grants[-1], stuck, "the grant while the client reads nothing")
+    check(not tunnel.cancelled.is_set(), "cancelled")
+    writer = Writer(tunnel, data[stuck:])
+    client.wait_body(size=stuck)  # the client reads, and so more was granted
+    tunnel.wait_grant(stuck)
+    client.finish()
+    writer.done()
+    beside.end()
+    equal((client.finish().ending, other.finish().ending), ("complete", "complete"), "ends")
+    check(bytes(client.body) == data, f"{len(client.body)} bytes of {size}, or others")
+    check(bytes(other.body) == data[:4 * MIB], "the neighbour's bytes")
+    equal(t.grew("iop_edge_cancels_sent_total"), 0, "cancels")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+def test_client_that_stops_reading_stops_its_node(t):
+    stops_reading(t, BYTES)
+
+
+def test_client_that_stops_reading_an_answer_with_a_length_stops_its_node(t):
+    stops_reading(t, BYTES + [("content-length", str(24 * MIB))])
+
+
+def test_client_that_stops_reading_an_event_stream_stops_its_node(t):
+    stops_reading(t, SSE)
+
+
+def test_grants_grow_with_a_client_that_reads_and_begin_again_after_a_stop(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(40 * MIB)
+    client, tunnel = begin(t, session, timeout=30)
+    ahead = lock_step(client, tunnel, data, 8 * MIB)
+    check(max(ahead) >= 8 * MIB, f"nothing was ever pending, and the grants reached {ahead} bytes ahead (D-06: it doubles up to 16 MiB)")
+    stuck = fill(t, tunnel, data)
+    # D-06: the size is 1 MiB again. It may have doubled once, if the socket took the whole rest at once.
+    until("the client reads, and a grant comes", lambda: client.wait_body(size=min(stuck, len(client.body) + 65536)) and tunnel.grants[-1] > stuck, 20)
+    check(tunnel.grants[-1] <= stuck + 2 * MIB, f"{tunnel.grants[-1] - stuck} bytes are granted at once after a stop")
+    writer = Writer(tunnel, data[stuck:])
+    client.finish()
+    writer.done()
+    check(bytes(client.body) == data and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+
+
+def test_a_paced_answer_of_forty_mebibytes_is_whole(t):
+    session, data = pacing(t), Provider.big(40 * MIB)
+    client, tunnel = begin(t, session, head=BYTES + [("content-length", str(len(data)))], timeout=30)
+    writer = Writer(tunnel, data, cut=100_001)
+    client.finish()
+    writer.done()
+    check(bytes(client.body) == data, f"{len(client.body)} bytes, {client.ending}")
+    check(20 * MIB < tunnel.grants[-1] <= len(data) + 16 * MIB, f"grants {tunnel.grants}")
+
+
+def test_every_answer_on_a_kept_connection_is_paced_anew(t):
+    session, data = pacing(t), Provider.big(5 * MIB)
+    kept = t.http(timeout=15)
+    for client, version in ((kept, "1.1"), (kept, "1.1"), (kept, "1.1"), (t.http(timeout=15), "1.0")):
+        client.send("/v1/chat/completions", chat("m1"), version=version)
+        tunnel = session.tunnel()
+        equal(tunnel.wait_grant(), MIB, "the first grant")
+        tunnel.start(head=BYTES)
+        writer = Writer(tunnel, data)
+        client.finish()
+        writer.done()
+        check(bytes(client.body) == data and client.ending == "complete", f"HTTP/{version}: {len(client.body)} bytes, {client.ending}")
+
+
+def test_grants_come_while_a_large_frame_is_arriving(t):
+    # D-06: as often as the client's socket has taken half, not as often as a frame has ended. A node that makes one frame
+    # of a large answer waits inside of it.
+    for style in (Style(), Style(record=1000)):
+        session, data = pacing(t, style=style), Provider.big(6 * MIB)
+        client, tunnel = begin(t, session, timeout=15)
+        payload = tunnel.frame(BODY, body=data).SerializeToString(deterministic=True)
+        whole = frame(tp.Envelope(type="iop.ProviderTunnelFrame", payload=payload).SerializeToString(deterministic=True))
+        head = len(whole) - len(data)
+        sent = 0
+        reader = threading.Thread(target=client.wait_body, kwargs={"size": len(data)}, daemon=True)
+        reader.start()
+        with session.alone():
+            while sent < len(data):
+                step = min(tunnel.wait_grant(sent), len(data)) - sent
+                session.raw(whole[head + sent if sent else 0:head + sent + step])
+                sent += step
+        reader.join(15)
+        check(len(tunnel.grants) > 2, f"grants {tunnel.grants}")
+        tunnel.end()
+        check(bytes(client.finish().body) == data and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+        session.close()
+        t.idle()
+
+
+def test_grants_count_body_bytes_alone(t):
+    session = pacing(t)
+    client, tunnel = begin(t, session, head=SSE + [(f"x-{n}", "v" * 1000) for n in range(60)])
+    for _ in range(200):  # neither usage nor metadata nor an empty body nor an unknown kind is granted or used
+        tunnel.usage(metadata={"k": "v" * 4000})
+        tunnel.body(b"")
+        tunnel.send(9, body=b"")
+    session.ping()
+    equal(tunnel.grants, [MIB], "Windows before any byte of the body")
+    data = Provider.big(2 * MIB)
+    lock_step(client, tunnel, data, MIB // 4)
+    session.ping()
+    equal(tunnel.grants, [MIB], "Windows after a quarter")
+    lock_step(client, tunnel, data, MIB)
+    check(tunnel.wait_grant(MIB) <= 17 * MIB, f"grants {tunnel.grants}")
+    tunnel.end()
+    check(bytes(client.finish().body) == data[:MIB], "the answer")
+    # A quarter in frames of four bytes: what the Edge adds to them on its way to the client is not granted either.
+    client, tunnel = begin(t, session, timeout=30)
+    for at in range(0, MIB // 4, 4096):  # many in one write, and never silent for long
+        with session.corked():
+            tunnel.body(data[at:at + 4096], cut=4)
+    client.wait_body(size=MIB // 4)
+    session.ping()
+    equal(tunnel.grants, [MIB], "Windows after a quarter in small frames")
+    tunnel.end()
+    check(bytes(client.finish().body) == data[:MIB // 4], "the answer in small frames")
+
+
+def test_a_node_that_ignores_its_grants_is_not_punished(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(20 * MIB)
+    # To a client that reads: twenty times the first grant in one frame, and in many.
+    for cut in (0, 262144):
+        client, tunnel = begin(t, session, timeout=30)
+        writer = threading.Thread(target=tunnel.body, args=(data,), kwargs={"cut": cut}, daemon=True)
+        writer.start()
+        client.wait_body(size=len(data))
+        writer.join(10)
+        tunnel.end()
+        check(bytes(client.finish().body) == data and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+    # To one that does not read until all of it is at the Edge, which has a pool of 32 MiB.
+    client, tunnel = begin(t, session, receive_buffer=4096, timeout=30)
+    tunnel.body(data, cut=262144)
+    session.ping()
+    check(tunnel.grants[-1] < len(data), f"grants {tunnel.grants} for a client that reads nothing")
+    t.call(session)
+    client.wait_body(size=len(data))
+    tunnel.end()
+    check(bytes(client.finish().body) == data and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+    equal(t.grew("iop_edge_cancels_sent_total"), 0, "cancels")
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+    check(not session.closed, f"the connection was closed: {session.closed}")
+
+
+# Proves [R-247]
+def test_a_node_whose_grant_is_used_up_is_waited_for(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(24 * MIB)
+    client, tunnel = begin(t, session, "brief", receive_buffer=4096, timeout=30)  # response_wait_ms 600
+    stuck = fill(t, tunnel, data)
+    began = time.monotonic()
+    until("time passes", lambda: time.monotonic() - began > 2)
+    session.ping()
+    equal((tunnel.cancelled.is_set(), tunnel.grants[-1]), (False, stuck), "cancelled, grant")  # D-06, A-64: the wait rests
+    client.wait_body(size=stuck)
+    tunnel.wait_grant(stuck)
+    began = time.monotonic()
+    tunnel.wait_cancel()  # with a grant the node is waited for as ever
+    check(time.monotonic() - began > 0.2, f"cancelled {time.monotonic() - began:.2f} s after the grant")
+    equal(client.finish().ending, "reset", "end of the answer")
+    tunnel.error("cancelled")
+    t.in_flight("p-brief", 0)
+    equal(t.grew("iop_edge_failures_total", reason="client_too_slow"), 0, "clients that were too slow")
+    # And the whole of an answer whose node waits longer than that.
+    client, tunnel = begin(t, session, "brief", receive_buffer=4096, timeout=30)
+    stuck = fill(t, tunnel, data)
+    began = time.monotonic()
+    until("time passes", lambda: time.monotonic() - began > 1.2)
+    writer = Writer(tunnel, data[stuck:])
+    client.finish()
+    writer.done()
+    check(bytes(client.body) == data and client.ending == "complete", f"{len(client.body)} bytes, {client.ending}")
+
+
+# D-06: "without Window, large bodies to clients slower than the provider depend on the pool", so with it they do not.
+# Open: a grant doubles while the kernel still takes everything, so a client that reads nothing holds 3 MiB of the pool, and up to 16 MiB after it was fast
+def test_clients_of_a_node_that_paces_do_not_depend_on_the_pool(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(24 * MIB)
+    runs = []
+    for _ in range(14):  # of 1 MiB each, with a pool of 32 MiB of which 75 % may be used
+        runs.append(begin(t, session, receive_buffer=4096, timeout=30))
+        fill(t, runs[-1][1], data)
+        equal(sum(tunnel.cancelled.is_set() for _, tunnel in runs), 0, f"clients cut of {len(runs)}, whose node has kept to its grants")
+
+
+# Proves [R-248] [R-246]
+def test_client_that_reads_nothing_is_cut_though_its_node_is_paced(t):
+    session, data = pacing(t), Provider.big(24 * MIB)
+    client, tunnel = begin(t, session, receive_buffer=4096)
+    equal(tunnel.paced(data), False, "all of it was granted")
+    granted = tunnel.grants[-1]
+    check(tunnel.sent <= granted < len(data), f"sent {tunnel.sent}, granted {granted}")
+    tunnel.body(data[:MIB])  # of a run that is over
+    other, beside = begin(t, session)
+    lock_step(other, beside, data, 2 * MIB)
+    tunnel.error("cancelled")
+    beside.end()
+    equal(other.finish().ending, "complete", "the neighbour's answer")
+    session.ping()
+    equal(tunnel.grants[-1], granted, "the grant after the cancel")
+    equal(t.grew("iop_edge_failures_total", reason="client_too_slow"), 1, "client_too_slow")
+
+
+def test_a_cancelled_run_gets_no_window(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(24 * MIB)
+    for full in (True, False):
+        client, tunnel = begin(t, session, receive_buffer=4096)
+        other, beside = begin(t, session)
+        if full:
+            fill(t, tunnel, data)
+        else:  # half of the grant is about to be taken
+            tunnel.body(data[:MIB // 2 - 1000])
+            client.wait_body(size=1000)
+        client.close(abort=True)
+        tunnel.wait_cancel()
+        session.ping()
+        had = list(tunnel.grants)
+        tunnel.body(data[:2 * MIB], cut=65536)  # dropped: no fault, and nobody takes it
+        lock_step(other, beside, data, 2 * MIB)  # the neighbour is granted more
+        session.ping()
+        equal(tunnel.grants, had, "grants after the cancel")
+        tunnel.error("cancelled")
+        lock_step(other, beside, data, 6 * MIB)
+        session.ping()
+        equal(tunnel.grants, had, "grants after the terminal")
+        beside.end()
+        equal(other.finish().ending, "complete", "the neighbour's answer")
+        t.idle()
+    equal(t.grew("iop_edge_stream_violations_total"), 0, "violations")
+
+
+def test_a_finished_run_gets_no_window(t):
+    t.reload(**PATIENT)
+    session, data = pacing(t), Provider.big(24 * MIB)
+    client, tunnel = begin(t, session, receive_buffer=4096, timeout=30)
+    other, beside = begin(t, session)
+    stuck = fill(t, tunnel, data)
+    tunnel.end()  # needs no grant
+    session.ping()
+    had = list(tunnel.grants)
+    equal((bytes(client.finish().body) == data[:stuck], client.ending), (True, "complete"), "the rest is read after the END")
+    lock_step(other, beside, data, 2 * MIB)
+    session.ping()
+    equal(tunnel.grants, had, "grants after the END")
+    beside.error("provider unreachable")
+    session.ping()
+    had = list(beside.grants)
+    equal(other.finish().ending, "reset", "the neighbour's answer")
+    t.call(session)
+    session.ping()
+    equal(beside.grants, had, "grants after the ERROR")
+
+
+def test_a_second_run_has_windows_of_its_own(t):
+    one, two = pacing(t, "n1"), pacing(t, "n2")
+    client, other, first = stalled(t, one, two, lambda s, r: (r.wait_grant(), r.stall("available", seq=s.observation())))
+    again = other.tunnel()
+    equal((first.grants, again.wait_grant()), ([MIB], MIB), "first grants")
+    again.start(head=BYTES)
+    data = Provider.big(8 * MIB)
+    lock_step(client, again, data, len(data))
+    again.end()
+    check(bytes(client.finish().body) == data, f"{len(client.body)} bytes")
+    for session in (one, two):
+        session.ping()
+    equal(first.grants, [MIB], "grants of the run that stalled")
 
 
 # ---------------------------------------------------------------- commands
