@@ -166,7 +166,6 @@ fn started() -> impl Fn(u64) -> u64 {
     move |count| count * 1_000 / u64::try_from(began.elapsed().as_millis()).unwrap().max(1)
 }
 
-/// Proves.
 #[test]
 fn a_seed_names_one_run_and_notices_change_nothing() {
     let mut digests = Vec::new();
