@@ -294,7 +294,7 @@ impl Run {
                 continue;
             };
             let growth = self.growth.entry(part.who).or_default();
-            let grown = growth.take(held, part.lives.get());
+            let grown = growth.take(part.who, held, part.lives.get());
             faults.extend(grown.map(|why| format!("{} {why}", part.who.name())));
         }
         self.check("growth", told, faults);
