@@ -2,7 +2,7 @@
 use iop_dataplane::shard::http1::{
     CHUNK_END, CHUNK_HEAD_BYTES_MAX, ChunkDecoder, LAST_CHUNK, write_chunk_head,
 };
-use iop_proto::limits::{CHUNK_EXTENSION_BYTES_MAX, TRAILER_BYTES_MAX};
+use iop_proto::limits::{CHUNK_EXTENSION_BYTES_MAX, HEADERS_MAX, TRAILER_BYTES_MAX};
 use iop_proto::reason::Reason;
 
 use crate::dice::Dice;
@@ -133,11 +133,13 @@ fn extensions_and_trailers_are_bounded_over_the_whole_body() {
         format!("1;{half}\r\na\r\n1;{half}\r\nb\r\n0\r\n\r\n")
     };
     let trailer = |bytes: u32| format!("0\r\nt:{}\r\n\r\n", "t".repeat(bytes as usize - 2));
+    let trailers = |fields: u32| format!("0\r\n{}\r\n", "t: t\r\n".repeat(fields as usize));
     let (extensions_max, trailers_max) = (CHUNK_EXTENSION_BYTES_MAX, TRAILER_BYTES_MAX);
     for (largest, larger) in [
         (extension(extensions_max), extension(extensions_max + 1)),
         (split(extensions_max), split(extensions_max + 2)),
         (trailer(trailers_max), trailer(trailers_max + 1)),
+        (trailers(HEADERS_MAX), trailers(HEADERS_MAX + 1)),
     ] {
         assert!(matches!(decode([largest.as_bytes()]), Ok((_, Some(_)))));
         assert_eq!(decode([larger.as_bytes()]), Err(Reason::ChunkMalformed));

@@ -1,10 +1,12 @@
 //! Chunk framing, both ways: a decoder that resumes at any byte, and the lines around what we send.
 //!
 //! Lives on: a shard. View: one message body. Bound: a few words; extensions and trailers are skipped
-//! within `CHUNK_EXTENSION_BYTES_MAX` and `TRAILER_BYTES_MAX`.
+//! within `CHUNK_EXTENSION_BYTES_MAX`, `TRAILER_BYTES_MAX` and `HEADERS_MAX` fields.
 use core::ops::Range;
 
-use iop_proto::limits::{CHUNK_EXTENSION_BYTES_MAX, CHUNK_SIZE_DIGITS_MAX, TRAILER_BYTES_MAX};
+use iop_proto::limits::{
+    CHUNK_EXTENSION_BYTES_MAX, CHUNK_SIZE_DIGITS_MAX, HEADERS_MAX, TRAILER_BYTES_MAX,
+};
 use iop_proto::reason::Reason;
 
 use crate::text::Writer;
@@ -66,6 +68,7 @@ pub struct ChunkDecoder {
     left: u64,
     digits: u32,
     extension_bytes: u32,
+    trailers: u32,
     trailer_bytes: u32,
 }
 
@@ -76,6 +79,7 @@ impl Default for ChunkDecoder {
             left: 0,
             digits: 0,
             extension_bytes: 0,
+            trailers: 0,
             trailer_bytes: 0,
         }
     }
@@ -162,7 +166,9 @@ impl ChunkDecoder {
             }
             _ => super::is_value_byte(byte).then_some(State::TrailerValue)?,
         };
-        (self.trailer_bytes <= TRAILER_BYTES_MAX).then_some(next)
+        self.trailers += u32::from(self.state == State::TrailerStart);
+        let fits = self.trailers <= HEADERS_MAX && self.trailer_bytes <= TRAILER_BYTES_MAX;
+        fits.then_some(next)
     }
 
     fn size_digit(&mut self, byte: u8) -> Option<State> {
