@@ -60,7 +60,7 @@ pub const CUT_TAIL_BYTES_MAX: u32 = 8 * 1024;
 pub const RESPONSE_START_BYTES_MAX: u32 = 256 * 1024;
 /// Our agent cuts BODY frames at this many bytes; a peer may send longer ones. `[D-02]`
 pub const BODY_FRAME_BYTES: u32 = 256 * 1024;
-/// Headers one RESPONSE_START or request may carry.
+/// Headers one RESPONSE_START or request may carry, and trailers behind a chunked body.
 pub const HEADERS_MAX: u32 = 128;
 /// No bulk envelope is begun while more of a session's socket is unsent. `[D-02]`
 pub const SESSION_UNSENT_BYTES_MAX: u32 = 256 * 1024;
@@ -146,8 +146,12 @@ pub const RESTORED_TOOL_CALL_DEPTH_MAX: u32 = 64;
 /// behind; and of one that keeps up, for a link of 2 Gbit/s over 64 ms. `[D-06]`
 pub const WINDOW_FIRST_BYTES: u64 = 1024 * 1024;
 pub const WINDOW_LONGEST_BYTES: u64 = 16 * 1024 * 1024;
-/// With more than this unsent to a node, a run's next Window waits.
-pub const WINDOW_UNSENT_BYTES_MAX: u64 = 64 * 1024;
+/// With more than this unsent to a node, a run's next Window waits: beside what a request in progress
+/// may have sealed, some hundred Windows.
+pub const WINDOW_UNSENT_BYTES_MAX: u64 = SESSION_UNSENT_BYTES_MAX as u64 + 64 * 1024;
+/// A client for which its node waits takes half of the first grant within so many write stalls, by
+/// default 4.4 kB/s, or is ended: it holds a provider's slot.
+pub const PACED_WRITE_STALLS: u64 = 4;
 
 // ── waits, milliseconds, defaults. `[D-29]` ───────────────────────────────────────────────────────
 pub const TLS_HANDSHAKE_MS: u64 = 10_000;

@@ -56,7 +56,11 @@ impl Shard {
         );
         // A direct send that succeeds completes without a word: what waits for it must not wait for the
         // next completion of somebody else.
-        let waits = !client.output.pending.is_empty() || client.phase == Phase::Flushing;
+        let grants = match client.phase {
+            Phase::Running { run } => self.runs[run as usize].window.is_due(),
+            _ => false,
+        };
+        let waits = !client.output.pending.is_empty() || client.phase == Phase::Flushing || grants;
         self.settle_soon |= client.output.is_direct() && waits;
         match flushed {
             Ok(()) => self.arm_client_send(row),
@@ -75,8 +79,6 @@ impl Shard {
         if self.sender.arm(&mut self.ring, &mut client.output, socket) {
             client.operations += 1;
         }
-        self.renew_window(row);
-        let client = &self.clients[row];
         if client.output.is_idle() && !client.ended {
             self.output_idle(row);
         }
@@ -90,6 +92,7 @@ impl Shard {
         if client.phase == Phase::Closing {
             self.try_free_client(row);
         } else if whole {
+            self.renew_window(row);
             self.arm_client_send(row);
         } else {
             self.client_gone(row);
@@ -133,6 +136,7 @@ impl Shard {
         if client.phase == Phase::Closing {
             self.try_free_client(row);
         } else {
+            self.renew_window(row);
             self.arm_client_send(row);
         }
     }

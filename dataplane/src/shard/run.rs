@@ -300,15 +300,17 @@ impl Shard {
         self.runs_live -= 1;
     }
 
-    /// What is due on a run: its node's next frame, unless it is not to send any. `[A-64]`
+    /// What is due on a run: its node's next frame, unless its client is behind. `[A-64]`
     pub(super) fn run_due(&mut self, row: usize) {
         let run = &self.runs[row];
         if run.stage != Stage::Begun || !run.has_client() {
             return;
         }
         self.renew_window(run.client.0 as usize);
-        let run = &self.runs[row];
-        if self.now >= run.deadline && !run.window.is_shut() {
+        if self.waits_for_client(row) {
+            let run = &mut self.runs[row];
+            run.deadline = self.now.after_ms(run.response_wait_ms);
+        } else if self.now >= self.runs[row].deadline {
             self.fail_run(row, Reason::ResponseTimeout);
         }
     }

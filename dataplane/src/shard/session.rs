@@ -598,7 +598,14 @@ impl Shard {
             MessageType::NodeConfigRefreshResponse => {
                 self.refresh_answered(row, view.reply_to, view.payload)
             }
-            _ => Err(Reason::EnvelopeWrongDirection), // judged above
+            MessageType::RegisterResponse
+            | MessageType::NodeReadyResponse
+            | MessageType::RunRequest
+            | MessageType::CancelRequest
+            | MessageType::ProviderTunnelRequest
+            | MessageType::NodeCommandRequest
+            | MessageType::NodeConfigRefreshRequest
+            | MessageType::Window => Err(Reason::EnvelopeWrongDirection),
         }
     }
 

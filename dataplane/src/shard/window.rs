@@ -9,10 +9,14 @@
 //!                   └─ pending ─────┘                    │
 //!                   └────────── size at most ────────────┘
 //! ```
-//! Taken are the bytes that are no longer pending here. A client that keeps up doubles the size, up to
-//! what a long way needs; one that is behind has the first size again. Grants never shrink, so a node
-//! is never further ahead than the size was when it was granted.
-use iop_proto::limits::{WINDOW_FIRST_BYTES, WINDOW_LONGEST_BYTES, WINDOW_UNSENT_BYTES_MAX};
+//! Taken are the bytes that are no longer pending here. A client that had to wait for the node doubles
+//! the size, up to what a long way needs; one for which half of what is ahead waits here halves it.
+//! Grants never shrink.
+use iop_proto::ids::Now;
+use iop_proto::limits::{
+    PACED_WRITE_STALLS, WINDOW_FIRST_BYTES, WINDOW_LONGEST_BYTES, WINDOW_UNSENT_BYTES_MAX,
+};
+use iop_proto::reason::Reason;
 
 use super::Shard;
 use super::client::Phase;
@@ -24,6 +28,8 @@ pub(super) struct Window {
     /// In total; 0: the node paces nothing.
     granted: u64,
     size: u64,
+    /// When it was first seen that the node waits for the client; `None`: it does not.
+    shut: Option<Now>,
 }
 
 impl Window {
@@ -32,6 +38,7 @@ impl Window {
         received: 0,
         granted: WINDOW_FIRST_BYTES,
         size: WINDOW_FIRST_BYTES,
+        shut: None,
     };
 
     /// Body bytes came.
@@ -44,55 +51,78 @@ impl Window {
         self.granted
     }
 
-    /// The node waits for a grant: its silence is the client's.
-    pub(super) const fn is_shut(self) -> bool {
-        self.granted > 0 && self.received >= self.granted
+    /// There is more to grant once the client's socket has all that came.
+    pub(super) const fn is_due(self) -> bool {
+        self.granted > 0 && self.granted.saturating_sub(self.received) <= self.size / 2
     }
 
-    /// The next grant, if it is time for one. `pending`: bytes that the client's socket has not taken.
-    fn renew(&mut self, pending: u64) -> Option<u64> {
-        if pending > 0 {
-            self.size = WINDOW_FIRST_BYTES;
-        }
+    /// The window after the next grant, if it is time for one. `pending`: bytes that the client's socket
+    /// has not taken.
+    fn renewed(mut self, pending: u64) -> Option<Self> {
         let taken = self.received.saturating_sub(pending);
         if self.granted.saturating_sub(taken) > self.size / 2 {
             return None;
         }
         if pending == 0 {
             self.size = (self.size * 2).min(WINDOW_LONGEST_BYTES);
+        } else if pending >= self.size / 4 {
+            self.size = (self.size / 2).max(WINDOW_FIRST_BYTES);
+        }
+        if taken + self.size <= self.granted {
+            return None; // half the size is ahead already
         }
         self.granted = taken + self.size;
-        Some(self.granted)
+        self.shut = None;
+        Some(self)
     }
 }
 
 impl Shard {
-    /// Grants more to the run that answers client `row`, if its socket has taken enough.
+    /// Grants more to the run that answers client `row`, if its socket has taken enough. Called when it
+    /// has taken something, and a few times a second.
     pub(super) fn renew_window(&mut self, row: usize) {
         let client = &self.clients[row];
         let Phase::Running { run } = client.phase else {
             return;
         };
         let run = run as usize;
-        let mut window = self.runs[run].window;
-        if window.granted == 0 || client.output.is_direct() {
+        let window = self.runs[run].window;
+        if window.granted == 0 || client.output.is_direct() || !self.runs[run].has_client() {
             return; // a direct send is looked at again when it has settled
+        }
+        let pending = client.output.pending.bytes();
+        let pool = &self.sender.pool;
+        if pending > 0 && pool.used() > pool.count() / 2 {
+            return; // as many are behind: only those that are not are sent more
         }
         let session = self.runs[run].session.0 as usize;
         if self.sessions[session].writer.unsent_bytes() > WINDOW_UNSENT_BYTES_MAX {
-            return; // looked at again when deadlines are
-        }
-        let was_shut = window.is_shut();
-        let granted = window.renew(client.output.pending.bytes());
-        self.runs[run].window = window;
-        if granted.is_none() {
             return;
         }
-        if was_shut {
-            let wait = self.runs[run].response_wait_ms;
-            self.runs[run].deadline = self.now.after_ms(wait);
+        let Some(renewed) = window.renewed(pending) else {
+            return;
+        };
+        // With no room for it now, it is tried again.
+        if self.queue_window(session, run, renewed.granted).is_ok() {
+            self.runs[run].window = renewed;
         }
-        self.queue_window(session, run);
+    }
+
+    /// The node of run `row` may send no more before the client takes some of what is here: it is not
+    /// the node that is silent. A client that takes next to nothing is not waited for.
+    pub(super) fn waits_for_client(&mut self, row: usize) -> bool {
+        let (now, client) = (self.now, self.runs[row].client.0 as usize);
+        let window = &mut self.runs[row].window;
+        let is_shut = window.granted > 0 && window.received >= window.granted;
+        if !is_shut || self.clients[client].output.pending.is_empty() {
+            window.shut = None;
+            return false;
+        }
+        let since = *window.shut.get_or_insert(now);
+        if now.ms_since(since) >= PACED_WRITE_STALLS * self.config.timeouts.write_stall_ms {
+            self.client_ends(client, Reason::ClientTooSlow);
+        }
+        true
     }
 }
 
@@ -103,55 +133,65 @@ mod tests {
     const FIRST: u64 = WINDOW_FIRST_BYTES;
     const LONGEST: u64 = WINDOW_LONGEST_BYTES;
 
-    fn received(bytes: u64) -> Window {
+    /// A run of whose `granted` bytes `received` came.
+    fn window(granted: u64, received: u64, size: u64) -> Window {
         Window {
-            received: bytes,
-            ..Window::FIRST
+            received,
+            granted,
+            size,
+            shut: None,
         }
     }
 
+    fn grant(window: Window, pending: u64) -> Option<(u64, u64)> {
+        let renewed = window.renewed(pending)?;
+        assert!(
+            renewed.granted > window.granted,
+            "a grant is more than before"
+        );
+        Some((renewed.granted, renewed.size))
+    }
+
     #[test]
-    fn a_grant_follows_when_half_is_taken_and_grows_while_the_client_keeps_up() {
-        let mut window = received(FIRST / 2 - 1);
-        assert_eq!(window.renew(0), None);
-        assert!(!window.is_shut());
+    fn a_client_that_waits_for_its_node_doubles_what_it_may_be_ahead() {
+        assert_eq!(grant(window(FIRST, FIRST / 2 - 1, FIRST), 0), None);
         let mut size = FIRST;
-        for _ in 0..8 {
-            window.received = window.granted - size / 2;
-            size = (size * 2).min(LONGEST);
-            assert_eq!(window.renew(0), Some(window.received + size));
+        while size < LONGEST {
+            let taken = 7 * LONGEST + size / 2;
+            let renewed = grant(window(7 * LONGEST + size, taken, size), 0);
+            size *= 2;
+            assert_eq!(renewed, Some((taken + size, size)));
         }
-        assert_eq!(size, LONGEST);
+        let longest = window(LONGEST, LONGEST, LONGEST);
+        assert_eq!(grant(longest, 0), Some((2 * LONGEST, LONGEST)));
     }
 
     #[test]
-    fn a_client_that_is_behind_is_the_first_size_ahead_at_most_and_grants_never_shrink() {
-        let mut window = Window {
-            received: 40 * LONGEST,
-            granted: 41 * LONGEST,
-            size: LONGEST,
-        };
-        // It has stopped reading: what was granted comes, and nothing more is granted.
-        for pending in [1, LONGEST / 2, LONGEST] {
-            window.received = 40 * LONGEST + pending;
-            assert_eq!(window.renew(pending), None);
-        }
-        assert!(window.is_shut());
-        assert_eq!(window.renew(FIRST / 2 + 1), None);
-        assert_eq!(window.renew(FIRST / 2), Some(41 * LONGEST + FIRST / 2));
-        assert!(!window.is_shut());
+    fn one_that_is_behind_halves_it_and_one_that_is_busy_keeps_it() {
+        // All that was granted is here, and half of it waits.
+        let all = |size| window(9 * LONGEST, 9 * LONGEST, size);
+        assert_eq!(grant(all(LONGEST), LONGEST / 2 + 1), None);
+        let taken = 9 * LONGEST - LONGEST / 4;
+        assert_eq!(
+            grant(all(LONGEST), LONGEST / 4),
+            Some((taken + LONGEST / 2, LONGEST / 2))
+        );
+        assert_eq!(grant(all(LONGEST), LONGEST / 2), None, "it is ahead enough");
+        assert_eq!(
+            grant(all(FIRST), FIRST / 2),
+            Some((9 * LONGEST + FIRST / 2, FIRST))
+        );
+        let busy = LONGEST / 4 - 1;
+        let taken = 9 * LONGEST - busy;
+        assert_eq!(grant(all(LONGEST), busy), Some((taken + LONGEST, LONGEST)));
     }
 
     #[test]
-    fn a_node_that_waits_is_granted_more_once_its_client_has_all() {
+    fn a_client_that_has_all_is_granted_more_whatever_came() {
         for size in [FIRST, 2 * FIRST, LONGEST] {
-            let mut window = Window {
-                received: 3 * LONGEST,
-                granted: 3 * LONGEST,
-                size,
-            };
-            assert!(window.is_shut());
-            assert!(window.renew(0).is_some_and(|granted| granted > 3 * LONGEST));
+            for surplus in [0, 1, 5 * LONGEST] {
+                assert!(grant(window(FIRST, FIRST + surplus, size), 0).is_some());
+            }
         }
     }
 }

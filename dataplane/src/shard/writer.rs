@@ -104,7 +104,7 @@ impl Writer {
         self.armed.is_some()
     }
 
-    /// Bytes that the socket has not taken, a request in progress aside.
+    /// Bytes that the socket has not taken, of a request in progress what is sealed.
     pub(super) const fn unsent_bytes(&self) -> u64 {
         self.control.bytes() + self.sealed.bytes()
     }
@@ -173,12 +173,14 @@ impl Shard {
     }
 
     /// Tells the node what run `run` is granted.
-    pub(super) fn queue_window(&mut self, row: usize, run: usize) {
-        let (id, granted) = (self.runs[run].id, self.runs[run].window.granted());
-        let queued = self.queue_small(row, |out| view::window(id.as_str(), granted, out));
-        if let Err(reason) = queued {
-            self.close_session(row, reason);
-        }
+    pub(super) fn queue_window(
+        &mut self,
+        row: usize,
+        run: usize,
+        granted: u64,
+    ) -> Result<(), Reason> {
+        let id = self.runs[run].id;
+        self.queue_small(row, |out| view::window(id.as_str(), granted, out))
     }
 
     pub(super) fn queue_go_away(&mut self, row: usize, grace_ms: u32) -> Result<(), Reason> {
@@ -370,7 +372,8 @@ impl Shard {
         });
         if self.sessions[row].paces && self.runs[run].is_tunnel {
             self.runs[run].window = Window::FIRST;
-            self.queue_window(row, run); // goes out behind the request
+            // It goes out behind the request.
+            self.queue_window(row, run, Window::FIRST.granted())?;
         }
         Ok(())
     }

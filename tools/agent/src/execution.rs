@@ -131,8 +131,8 @@ enum Woken {
     Look,
     Piece(Result<Option<Piece>, CallError>),
     Probed(HealthEvidence),
-    /// The queue has room for one message.
-    Room(mpsc::OwnedPermit<Outbound>),
+    /// The queue has room for one message, and the Edge for so many bytes of a tunnel's body.
+    Room(mpsc::OwnedPermit<Outbound>, u64),
     /// The session's writer is gone; its end will be signalled.
     NoWriter,
     /// The main task is gone, and with it everybody who could be told.
@@ -156,7 +156,7 @@ impl Driver {
                 Woken::Piece(Ok(None)) => self.returned(Ok(()), &mut orders),
                 Woken::Piece(Err(error)) => self.failed(error, &mut orders),
                 Woken::Probed(health) => self.probed(health, &mut orders),
-                Woken::Room(permit) => self.forward(permit),
+                Woken::Room(permit, allowed) => self.forward(permit, allowed),
                 Woken::NoWriter => self.bulk = None,
                 Woken::Orphaned => return,
             }
@@ -181,7 +181,7 @@ impl Driver {
                 changed.map_or(Woken::Orphaned, |()| Woken::Look)
             }
             health = finish(self.probe.as_mut()) => Woken::Probed(health),
-            permit = reserve(room) => permit,
+            woken = reserve(room, allowed) => woken,
             piece = next(call) => Woken::Piece(piece),
             () = self.alarm.ring() => Woken::Look,
         }
@@ -291,11 +291,11 @@ impl Driver {
     }
 
     /// Enqueues the pending part, or one message of it.
-    fn forward(&mut self, permit: mpsc::OwnedPermit<Outbound>) {
+    fn forward(&mut self, permit: mpsc::OwnedPermit<Outbound>, allowed: u64) {
         let Some(part) = self.pending.take() else {
             return;
         };
-        let (part, rest) = part.cut(self.allowed());
+        let (part, rest) = part.cut(allowed);
         let verdict = self
             .attempt
             .output(self.clock.now(), part.output(), rest.is_some());
@@ -378,12 +378,12 @@ impl Alarm {
 /// Turns of the runtime for bytes in a socket to become a piece: its driver, the connection's task.
 const LATE_TURNS: u32 = 2;
 
-async fn reserve(queue: Option<mpsc::Sender<Outbound>>) -> Woken {
+async fn reserve(queue: Option<mpsc::Sender<Outbound>>, allowed: u64) -> Woken {
     match queue {
-        Some(queue) => queue
-            .reserve_owned()
-            .await
-            .map_or(Woken::NoWriter, Woken::Room),
+        Some(queue) => match queue.reserve_owned().await {
+            Ok(permit) => Woken::Room(permit, allowed),
+            Err(_) => Woken::NoWriter,
+        },
         None => core::future::pending().await,
     }
 }

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use iop_proto::domain::{Message, Ping};
 use iop_proto::view::TunnelFrameOut;
-use socket2::{Domain, Socket, Type};
 
 use crate::EVENTS;
 use crate::support::{CATALOG, Client, Edge, Node, Setup, chat, envelope, post, shards};
@@ -154,18 +153,6 @@ pub(crate) fn raise_descriptors() {
     );
 }
 
-/// A client to which the kernel takes little: small segments, hence a small send buffer at the Edge,
-/// and a small window.
-fn narrow(edge: &Edge) -> Client {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    socket.set_recv_buffer_size(4 * 1024).expect("an option");
-    socket.set_tcp_mss(536).expect("an option");
-    socket
-        .connect(&edge.clients.into())
-        .expect("the Edge listens");
-    Client::over(socket.into())
-}
-
 /// Proves [D-06], [P-63], [P-68].
 #[test]
 fn a_thousand_clients_that_never_read_leave_a_reader_its_pace() {
@@ -180,7 +167,7 @@ fn a_thousand_clients_that_never_read_leave_a_reader_its_pace() {
     let live = node.tunnel().run_id;
     node.frame(&TunnelFrameOut::response_start(&live, 1, 200, EVENTS));
     let head = reader.head().expect("an answer");
-    let mut stuck: Vec<Client> = (0..STUCK).map(|_| narrow(&edge)).collect();
+    let mut stuck: Vec<Client> = (0..STUCK).map(|_| Client::narrow(&edge)).collect();
     let mut runs = Vec::with_capacity(STUCK);
     for client in &mut stuck {
         client.send(&chat("m1", true));
@@ -421,7 +408,7 @@ fn one_turn_for_more_clients_than_it_gathers_keeps_every_stream_whole() {
     let (mut clients, mut runs) = (Vec::new(), Vec::new());
     for n in 0..CLIENTS {
         let mut client = if n % 3 == 0 {
-            narrow(&edge)
+            Client::narrow(&edge)
         } else {
             Client::connect(&edge)
         };

@@ -1,11 +1,16 @@
 //! How far a node may be ahead of its clients, if it said that it paces itself.
+use std::io::Read;
+use std::time::{Duration, Instant};
+
 use iop_proto::domain::{Features, Message};
 use iop_proto::limits::{WINDOW_FIRST_BYTES, WINDOW_LONGEST_BYTES};
 
 use crate::kit::{Run, World, catalog, catalog_with, expect_error, expect_nothing, pending};
-use crate::support::{Client, Node, chat};
+use crate::support::{Client, DEADLINE, Metrics, Node, chat, post};
 
 const PIECE: usize = 256 * 1024;
+/// Of an answer: more than any socket holds.
+const BYTES: u64 = 160 << 20;
 
 fn says_that_it_paces(node: &mut Node, window: bool) {
     node.send(&Message::Features(Features { window }));
@@ -102,7 +107,6 @@ fn d06_a_node_that_says_it_paces_itself_is_granted_bytes_and_no_other_is() {
 /// Proves [D-06].
 #[test]
 fn d06_grants_follow_what_the_client_takes_and_its_slowness_is_not_the_nodes_silence() {
-    const BYTES: u64 = 160 << 20; // more than any socket holds
     let brief = "        response_wait_ms: 400\n";
     let world = World::one_shard(&catalog_with([4, 4], brief, ""));
     let (mut node, mut other) = (world.node("n1"), world.node("n2"));
@@ -166,4 +170,82 @@ impl<'c> Reader<'c> {
         while self.take() {}
         self.taken
     }
+}
+
+/// A grant that a node does not hear, because it does not read, is the node's fault and no client's.
+///
+/// Proves [D-06].
+#[test]
+fn d06_a_client_that_has_all_is_not_held_up_by_a_node_that_does_not_read() {
+    let brief = "        response_wait_ms: 2000\n";
+    let world = World::one_shard(&catalog_with([4, 4], brief, ""));
+    let mut node = world.node("n1");
+    says_that_it_paces(&mut node, true);
+    let mut client = world.asks(&chat("only1", false));
+    let mut paced = Paced::begin(&mut node);
+    // More than any socket holds, and the node reads nothing of it.
+    let padding = "x".repeat(30 << 20);
+    let body = format!("{{\"model\":\"only1\",\"prompt\":\"{padding}\"}}");
+    let uploading = world.asks(&post("/v1/completions", &body));
+    world.wait("iop_edge_runs", 2);
+    paced.send(&mut node, BYTES);
+    let mut reader = Reader::new(&mut client);
+    while reader.taken < paced.sent {
+        reader.take();
+    }
+    let aborted = "iop_edge_responses_aborted_total";
+    let seen = world
+        .edge
+        .wait_metrics("its end", |seen| seen.get(aborted) == 1.0);
+    assert_eq!(seen.reason("client_too_slow"), 0.0);
+    assert!(seen.reason("response_timeout") >= 1.0);
+    assert!(
+        client.chunk().is_none(),
+        "a clean end hides a truncated body"
+    );
+    drop((node, client, uploading));
+    world.rest();
+}
+
+/// It holds a slot of its provider: whoever takes next to nothing is not waited for.
+///
+/// Proves [D-06].
+#[test]
+fn d06_a_paced_client_that_trickles_is_ended_as_too_slow() {
+    let world = World::one_shard(&catalog([4, 4], "timeouts:\n  write_stall_ms: 1000\n"));
+    let mut node = world.node("n1");
+    says_that_it_paces(&mut node, true);
+    let mut trickling = Client::narrow(&world.edge);
+    trickling.send(&chat("only1", false));
+    let mut paced = Paced::begin(&mut node);
+    while paced.hear(pending(&mut node)) || paced.sent < paced.granted {
+        paced.send(&mut node, BYTES);
+    }
+    assert!(paced.sent < BYTES, "it is shut");
+    let began = Instant::now();
+    let slow = |seen: &Metrics| seen.reason("client_too_slow") == 1.0;
+    while !slow(&world.edge.metrics()) {
+        assert!(began.elapsed() < DEADLINE, "it is still waited for");
+        // The pace of the client; nothing is waited for here.
+        std::thread::sleep(Duration::from_millis(20));
+        let _ended = trickling.stream.read(&mut [0; 2_048]);
+    }
+    let took = began.elapsed();
+    assert!(
+        took > Duration::from_millis(1_500),
+        "progress counts: {took:?}"
+    );
+    loop {
+        match node.receive() {
+            Message::CancelRequest(cancel) => break assert_eq!(cancel.run_id, paced.run.id),
+            window => assert!(paced.hear(vec![window])),
+        }
+    }
+    paced.run.error(&mut node, "cancelled");
+    let mut client = world.asks(&chat("only1", false));
+    let run = Run::asked(&mut node);
+    assert_eq!(granted(&mut node, &run), WINDOW_FIRST_BYTES);
+    run.answers(&mut node, &mut client);
+    drop((node, trickling, client));
+    world.rest();
 }

@@ -20,6 +20,7 @@ use iop_proto::view::TunnelFrameOut;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use socket2::{Domain, Socket, Type};
 
 /// How long anything may take before a test gives up.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -874,6 +875,18 @@ impl Client {
     }
 
     /// A client on a connection of the test's own making.
+    /// To which the kernel takes little: small segments, hence a small send buffer at the Edge, and a
+    /// small window.
+    pub fn narrow(edge: &Edge) -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(4 * 1024).expect("an option");
+        socket.set_tcp_mss(536).expect("an option");
+        socket
+            .connect(&edge.clients.into())
+            .expect("the Edge listens");
+        Self::over(socket.into())
+    }
+
     pub fn over(stream: TcpStream) -> Self {
         stream
             .set_read_timeout(Some(DEADLINE))
