@@ -173,8 +173,6 @@ impl<'c> Reader<'c> {
 }
 
 /// A grant that a node does not hear, because it does not read, is the node's fault and no client's.
-///
-/// Proves [D-06].
 #[test]
 fn d06_a_client_that_has_all_is_not_held_up_by_a_node_that_does_not_read() {
     let brief = "        response_wait_ms: 2000\n";
