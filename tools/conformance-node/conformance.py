@@ -2627,7 +2627,6 @@ def test_a_node_whose_grant_is_used_up_is_waited_for(t):
 
 
 # D-06: "without Window, large bodies to clients slower than the provider depend on the pool", so with it they do not.
-# Open: a grant doubles while the kernel still takes everything, so a client that reads nothing holds 3 MiB of the pool, and up to 16 MiB after it was fast
 def test_clients_of_a_node_that_paces_do_not_depend_on_the_pool(t):
     t.reload(**PATIENT)
     session, data = pacing(t), Provider.big(24 * MIB)

@@ -10,8 +10,8 @@
 //!                   └────────── size at most ────────────┘
 //! ```
 //! Taken are the bytes that are no longer pending here. A client that had to wait for the node doubles
-//! the size, up to what a long way needs; one for which half of what is ahead waits here halves it.
-//! Grants never shrink.
+//! the size, up to what a long way needs; one for which half of what is ahead waits here halves it; while
+//! half of the output pool is used it is the first for all. Grants never shrink.
 use iop_proto::ids::Now;
 use iop_proto::limits::{
     PACED_WRITE_STALLS, WINDOW_FIRST_BYTES, WINDOW_LONGEST_BYTES, WINDOW_UNSENT_BYTES_MAX,
@@ -57,13 +57,15 @@ impl Window {
     }
 
     /// The window after the next grant, if it is time for one. `pending`: bytes that the client's socket
-    /// has not taken.
-    fn renewed(mut self, pending: u64) -> Option<Self> {
+    /// has not taken. `scarce`: half of the output pool is used, and nobody is to be far ahead.
+    fn renewed(mut self, pending: u64, scarce: bool) -> Option<Self> {
         let taken = self.received.saturating_sub(pending);
-        if self.granted.saturating_sub(taken) > self.size / 2 {
+        if self.granted.saturating_sub(taken) > self.size / 2 || (scarce && pending > 0) {
             return None;
         }
-        if pending == 0 {
+        if scarce {
+            self.size = WINDOW_FIRST_BYTES;
+        } else if pending == 0 {
             self.size = (self.size * 2).min(WINDOW_LONGEST_BYTES);
         } else if pending >= self.size / 4 {
             self.size = (self.size / 2).max(WINDOW_FIRST_BYTES);
@@ -91,15 +93,12 @@ impl Shard {
             return; // a direct send is looked at again when it has settled
         }
         let pending = client.output.pending.bytes();
-        let pool = &self.sender.pool;
-        if pending > 0 && pool.used() > pool.count() / 2 {
-            return; // as many are behind: only those that are not are sent more
-        }
+        let scarce = self.sender.pool.used() > self.sender.pool.count() / 2;
         let session = self.runs[run].session.0 as usize;
         if self.sessions[session].writer.unsent_bytes() > WINDOW_UNSENT_BYTES_MAX {
             return;
         }
-        let Some(renewed) = window.renewed(pending) else {
+        let Some(renewed) = window.renewed(pending, scarce) else {
             return;
         };
         // With no room for it now, it is tried again.
@@ -144,7 +143,7 @@ mod tests {
     }
 
     fn grant(window: Window, pending: u64) -> Option<(u64, u64)> {
-        let renewed = window.renewed(pending)?;
+        let renewed = window.renewed(pending, false)?;
         assert!(
             renewed.granted > window.granted,
             "a grant is more than before"
@@ -184,6 +183,16 @@ mod tests {
         let busy = LONGEST / 4 - 1;
         let taken = 9 * LONGEST - busy;
         assert_eq!(grant(all(LONGEST), busy), Some((taken + LONGEST, LONGEST)));
+    }
+
+    #[test]
+    fn while_the_pool_is_scarce_nobody_gets_far_ahead_and_nobody_stands_still() {
+        let all = window(LONGEST, LONGEST, LONGEST);
+        assert_eq!(all.renewed(1, true), None);
+        let renewed = all.renewed(0, true).expect("its client waits");
+        assert_eq!((renewed.granted, renewed.size), (LONGEST + FIRST, FIRST));
+        let far = window(LONGEST, LONGEST - FIRST, LONGEST);
+        assert_eq!(far.renewed(0, true), None, "it is ahead enough");
     }
 
     #[test]
