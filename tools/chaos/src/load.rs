@@ -8,9 +8,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::ask::{Ask, Fate, Surface, digest_of};
-use crate::client::{Connection, Door, Leave, Manner, Seen};
+use crate::client::{Connection, Door, Leave, Manner, PATIENCE, Seen};
 use crate::dice::Dice;
 use crate::judge::{Entry, conclude};
 
@@ -363,9 +364,10 @@ impl Client {
         };
         let mut connection = match kept {
             Some(connection) => connection,
-            None => match Connection::open(&self.site.door, manner).await {
-                Ok(connection) => connection,
-                Err(_) => {
+            None => match timeout(PATIENCE, Connection::open(&self.site.door, manner)).await {
+                Ok(Ok(connection)) => connection,
+                Err(_) => return Seen::Late,
+                Ok(Err(_)) => {
                     tokio::time::sleep(AWAY).await;
                     return Seen::Unreachable;
                 }

@@ -37,7 +37,8 @@ use network::Form;
 const USAGE: &str = "\
 iop-chaos run --iop <program> --out <folder> [--minutes M] [--seed S] [--clients N]
               [--links auto|veth|relay]
-iop-chaos provider --name NAME --listen ADDRESS --journal FILE   a model server, as `run` starts it";
+iop-chaos provider --name NAME --listen ADDRESS --journal FILE   a model server, as `run` starts it
+iop-chaos reach ADDRESS                                          whether one connection comes about";
 
 /// What a run is asked for.
 #[derive(Clone, Debug)]
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         Some((&"provider", rest)) => {
             provider_options(rest).and_then(|options| block_on(provider::run(options)))
         }
+        Some((&"reach", &[address])) => network::reach_out(address),
         _ => Err(Error::Usage(USAGE.to_owned())),
     };
     match done {
@@ -90,8 +92,10 @@ async fn until_told(options: Options) -> Result<bool, Error> {
     let listen = |kind| signal(kind).map_err(Error::io("listen to signals"));
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
     tokio::select! {
         done = run::run(options) => done,
+        _ = hangup.recv() => Err(Error::Part("hung up".to_owned())),
         _ = interrupt.recv() => Err(Error::Part("interrupted".to_owned())),
         _ = terminate.recv() => Err(Error::Part("terminated".to_owned())),
     }
