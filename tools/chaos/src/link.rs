@@ -53,6 +53,7 @@ impl Relay {
     ) -> Result<Self, Error> {
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(Error::io(format!("listen on {address}")))?;
+        let address = listener.local_addr().map_err(Error::io("a relay"))?;
         let (state, seen) = watch::channel(State::default());
         tokio::task::spawn_local(async move {
             loop {
@@ -200,13 +201,11 @@ mod tests {
 
     async fn pair() -> (Rc<Relay>, TcpStream, TcpStream) {
         let far = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = near.local_addr().unwrap();
-        drop(near);
-        let relay = Relay::start(address, far.local_addr().unwrap(), None)
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let relay = Relay::start(any, far.local_addr().unwrap(), None)
             .await
             .unwrap();
-        let near = TcpStream::connect(address).await.unwrap();
+        let near = TcpStream::connect(relay.address).await.unwrap();
         let (far, _) = far.accept().await.unwrap();
         (Rc::new(relay), near, far)
     }

@@ -16,6 +16,8 @@ use crate::plan::{Signal, Who};
 
 /// Drains of the stage end after 3 s; the machine may be slow.
 const END_LIMIT: Duration = Duration::from_secs(15);
+/// What ends at once, unless the machine is very slow.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
@@ -32,6 +34,8 @@ pub(crate) struct Part {
     busy: Cell<bool>,
     /// Log bytes that were looked through.
     read: Cell<[u64; 2]>,
+    /// Where the log of the present life begins.
+    log_from: Cell<u64>,
 }
 
 /// What a process holds.
@@ -69,6 +73,7 @@ impl Part {
             lives: Cell::new(0),
             busy: Cell::new(false),
             read: Cell::new([0; 2]),
+            log_from: Cell::new(0),
         }
     }
 
@@ -77,6 +82,8 @@ impl Part {
             let file = OpenOptions::new().create(true).append(true).open(&path);
             file.map_err(Error::io(path.display().to_string()))
         });
+        let written = fs::metadata(&self.files()[1]).map_or(0, |file| file.len());
+        self.log_from.set(written);
         let child = Command::new(&self.words[0])
             .args(&self.words[1..])
             .envs(self.environment.iter().cloned())
@@ -173,16 +180,25 @@ impl Part {
         })
     }
 
+    /// What the present life has logged.
+    pub(crate) fn log(&self) -> Result<String, Error> {
+        self.log_since(self.log_from.get()).map(|(text, _)| text)
+    }
+
+    /// What was logged from byte `from` on, and where that ends.
+    pub(crate) fn log_since(&self, from: u64) -> Result<(String, u64), Error> {
+        let [_, path] = self.files();
+        let bytes = bytes_from(&path, from)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Ok((text, from + bytes.len() as u64))
+    }
+
     /// Looks through what it has written since the last look: `forbidden` and panics.
     pub(crate) fn look(&self, forbidden: &[String]) -> Result<Vec<String>, Error> {
         let mut found = Vec::new();
         let mut read = self.read.get();
         for (path, read) in self.files().iter().zip(&mut read) {
-            let failed = || Error::io(path.display().to_string());
-            let mut file = File::open(path).map_err(failed())?;
-            file.seek(SeekFrom::Start(*read)).map_err(failed())?;
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).map_err(failed())?;
+            let bytes = bytes_from(path, *read)?;
             *read += bytes.len() as u64;
             let text = String::from_utf8_lossy(&bytes);
             let panics = text.lines().filter(|line| line.contains("panicked"));
@@ -196,11 +212,26 @@ impl Part {
     }
 }
 
+fn bytes_from(path: &Path, from: u64) -> Result<Vec<u8>, Error> {
+    let failed = || Error::io(path.display().to_string());
+    let mut file = File::open(path).map_err(failed())?;
+    file.seek(SeekFrom::Start(from)).map_err(failed())?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(failed())?;
+    Ok(bytes)
+}
+
 async fn send(pid: u32, name: &str) -> Result<(), Error> {
     let mut kill = Command::new("kill");
     let sent = kill.args([format!("-{name}"), pid.to_string()]);
-    let sent = sent.stderr(Stdio::null()).status().await;
-    sent.map(drop).map_err(Error::io("kill"))
+    let sent = sent.stderr(Stdio::null()).kill_on_drop(true).status();
+    let sent = tokio::time::timeout(SEND_LIMIT, sent).await;
+    let sent = sent.map_err(|_| Error::Part(format!("kill -{name} {pid}: no end")))?;
+    let sent = sent.map_err(Error::io("kill"))?;
+    if sent.success() {
+        return Ok(());
+    }
+    Err(Error::Part(format!("kill -{name} {pid}: {sent}")))
 }
 
 fn by(signal: i32) -> ExitStatus {
@@ -224,7 +255,7 @@ mod tests {
                 let words = ["sh", "-c", script].map(str::to_owned).to_vec();
                 Part::new(Who::Node(0), words, Vec::new(), logs.clone())
             };
-            let steady = shell("sleep 300 & wait");
+            let steady = shell("exec sleep 300");
             steady.start().unwrap();
             assert!(steady.held().unwrap().descriptors >= 3);
             assert!(steady.ended().is_none());
@@ -243,6 +274,19 @@ mod tests {
             let found = bad.look(&["sk-1".to_owned()]).unwrap();
             assert_eq!(found.len(), 2, "{found:?}");
             assert!(bad.look(&["sk-1".to_owned()]).unwrap().is_empty());
+
+            let twice = shell("echo begun >&2; exec sleep 300");
+            for _ in 0..2 {
+                twice.start().unwrap();
+                while !twice.log().unwrap().contains("begun") {
+                    assert!(began.elapsed() < END_LIMIT);
+                    tokio::task::yield_now().await;
+                }
+                assert_eq!(twice.log().unwrap(), "begun\n", "of this life alone");
+                let pid = twice.pid().unwrap();
+                assert!(twice.end(Signal::Kill).await.unwrap().is_none());
+                assert!(send(pid, "CONT").await.is_err(), "nobody is there");
+            }
         });
         fs::remove_dir_all(&logs).unwrap();
     }

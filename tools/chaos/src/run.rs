@@ -26,8 +26,8 @@ const SHOWN_MAX: usize = 12;
 const SHOWING_MINUTES: u32 = 3;
 /// How often the parts are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// A process that has just begun does not listen to signals yet, and would end otherwise than documented.
-const SETTLE: Duration = Duration::from_millis(1_500);
+/// From a part's start until it answers. Before, it listens to no signals, and nobody sends it one.
+const READY_LIMIT: Duration = Duration::from_secs(20);
 const ORDER_LIMIT: Duration = Duration::from_secs(3);
 
 struct Run {
@@ -184,8 +184,8 @@ impl Run {
                 let ended = part.end(signal).await?;
                 pause(down_ms).await;
                 part.start()?;
-                tokio::time::sleep(SETTLE).await;
-                Ok(Some(ended))
+                let late = self.until_ready(who).await?;
+                Ok(Some(ended.or(late)))
             }
             Fault::Pause { who, ms } => {
                 let part = self.stage.part(who);
@@ -221,6 +221,24 @@ impl Run {
                 Ok(Some(None))
             }
         }
+    }
+
+    /// `Some`: it does not answer, and should.
+    async fn until_ready(&self, who: Who) -> Result<Option<String>, Error> {
+        let began = Instant::now();
+        while !self.stage.is_ready(who).await? {
+            if self.stage.part(who).pid().is_none() {
+                return Ok(None); // whoever looks for ends has found this one
+            }
+            if began.elapsed() > READY_LIMIT {
+                let name = who.name();
+                return Ok(Some(format!(
+                    "{name} is not ready {READY_LIMIT:?} after its start"
+                )));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(None)
     }
 
     async fn quiet(&mut self, told: &str, disturbed: &[String]) -> bool {

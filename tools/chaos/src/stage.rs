@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -22,7 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 
 use crate::ask::{CANARY, MARK};
-use crate::client::Door;
+use crate::client::{Door, get};
 use crate::error::Error;
 use crate::link::Relay;
 use crate::load::{Site, TARGET};
@@ -35,6 +36,8 @@ use crate::{Options, journal};
 const TRUST_DOMAIN: &str = "chaos.iop.local";
 /// Ports come from below those that outgoing connections are given.
 const PORTS: (u32, u32) = (10_000, 22_000);
+/// An answer of a part that has just begun.
+const READY_ANSWER: Duration = Duration::from_secs(1);
 /// Requests at once of a provider, raw and normalized.
 const CAPACITY: u32 = 3;
 const WORDS_CAPACITY: u32 = 2;
@@ -126,6 +129,22 @@ impl Stage {
     pub(crate) fn part(&self, who: Who) -> &Part {
         let found = self.parts.iter().find(|part| part.who == who);
         found.expect("every part is on the stage")
+    }
+
+    /// Whether it does what it was started for, signals included: an Edge and a model server answer,
+    /// a node's log says that it has begun.
+    pub(crate) async fn is_ready(&self, who: Who) -> Result<bool, Error> {
+        match who {
+            Who::Edge(n) => {
+                let admin = self.admins[usize::from(n)];
+                Ok(get(admin, "/metrics", READY_ANSWER).await.is_some())
+            }
+            Who::Server(n) => {
+                let server = self.servers[usize::from(n)];
+                Ok(get(server, "/chaos", READY_ANSWER).await.is_some())
+            }
+            Who::Node(_) => Ok(self.part(who).log()?.contains("node agent started")),
+        }
     }
 
     pub(crate) fn link(&self, link: Link) -> &Relay {
