@@ -210,7 +210,7 @@ fn bind(what: &'static str, address: SocketAddr) -> Result<std::net::TcpListener
     })
 }
 
-fn unix_s(time: SystemTime) -> u64 {
+fn epoch_s(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
@@ -451,7 +451,7 @@ impl Threads<'_> {
                 nonce,
                 request_seed: random_u64(&random)?,
                 started: self.started,
-                epoch_s: unix_s(SystemTime::now() - self.started.elapsed()),
+                epoch_s: epoch_s(SystemTime::now() - self.started.elapsed()),
                 lanes,
                 arrivals,
                 waker,

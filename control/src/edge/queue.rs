@@ -11,7 +11,7 @@
 //! Costs, with n waiters, c candidates of the model (≤ `PROVIDERS_PER_MODEL_MAX`): the oldest ready
 //! waiter O(1); enter, leave and grant O(log n), plus c times O(log n) when a head changes. A fence
 //! hides and shows heads alone, of at most `Class::COUNT` lines and as many per failed provider.
-//! Nothing depends on how many wait, nor on how many models share a provider.
+//! Nothing but a reload depends on how many wait, nor on how many models share a provider.
 //!
 //! Lives on: control. Bound: `QueueLimits` per model for new requests; who comes back from a run is
 //! let in beyond it. In all one place per client slot, and no line without waiters.
@@ -58,7 +58,7 @@ pub(crate) type LineKey = (Class, Option<ProviderIndex>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waiter {
     pub(crate) client: ClientRef,
-    /// End of its queue wait, fixed at submission.
+    /// End of its queue wait, fixed when it is put here: at submission, or by what a first run left.
     pub(crate) deadline: Now,
     /// When it is refused: then, or earlier while no candidate is configured for it.
     pub(crate) ends: Now,

@@ -243,7 +243,7 @@ impl Control {
             Phase::Begun => panic!("a run that had begun was reported as not sent"),
             Phase::Selected => {
                 if cfg!(iop_break = "requeue_at_tail") {
-                    place = self.queue.new_place(place.model, place.class);
+                    place.age = self.queue.new_place(place.model, place.class).age;
                 }
                 if let Some(reason) = self.unserved(place) {
                     self.recovery_ended(now, place, Recovery::Unserved);

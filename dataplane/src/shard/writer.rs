@@ -1,8 +1,9 @@
 //! The ordered writer of a node connection: control before bulk, each in its order. `[D-02]`
 //!
 //! Lives on: one shard. Bound: replies and pings are bounded by their askers, one CancelRequest per
-//! run, one Window more than what `WINDOW_UNSENT_BYTES_MAX` holds; bulk is begun only while the socket has taken everything before it and what is sealed fits
-//! one send, so that a request that has begun is in the kernel and anything else can be withdrawn.
+//! run, one Window more than what `WINDOW_UNSENT_BYTES_MAX` holds; bulk is begun only while the socket
+//! has taken everything before it and what is sealed fits one send, so that a request that has begun is
+//! in the kernel and anything else can be withdrawn.
 //!
 //! ```text
 //! control queue ──┐

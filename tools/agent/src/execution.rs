@@ -3,8 +3,8 @@
 //! Lives on: one task per attempt. View: one attempt. Bound: one piece pending; messages of at most
 //! `BODY_FRAME_BYTES`, each enqueued only when the session's queue has room for it.
 //!
-//! Whatever it waits for (slot, provider, the run's window, room in the queue, probe), it wakes at once for a cancel,
-//! the session's end or its deadline. `[P-04]`
+//! Whatever it waits for (slot, provider, the run's window, room in the queue, probe), it wakes at once
+//! for a cancel, the session's end or its deadline. `[P-04]`
 use core::future::Future;
 use core::num::NonZeroU64;
 use core::panic::AssertUnwindSafe;

@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::http::{self, HttpError};
 
-/// Longer than the Edge itself takes to answer an order.
-const ORDER_WAIT: Duration = Duration::from_secs(20);
+/// Longer than the Edge takes to answer an order, behind another that nobody waits for any more.
+const ORDER_WAIT: Duration = Duration::from_secs(35);
 const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
 /// Where the Edge's admin listener is.
@@ -99,7 +99,7 @@ impl From<io::Error> for OperateError {
 /// Has the Edge read its configuration and certificates again; prints what changed.
 ///
 /// # Errors
-/// What the Edge says is wrong: then everything is as it was.
+/// What the Edge says is wrong: then everything is as it was, unless it is only not confirmed yet.
 pub(crate) fn reload(args: &ReloadArgs, out: &mut dyn Write) -> Result<ExitCode, OperateError> {
     let answer = order(&args.edge, "/reload")?;
     let lines = |name: &str| -> Vec<String> {

@@ -874,7 +874,6 @@ impl Client {
         Self::over(TcpStream::connect(edge.clients).expect("the Edge listens for clients"))
     }
 
-    /// A client on a connection of the test's own making.
     /// To which the kernel takes little: small segments, hence a small send buffer at the Edge, and a
     /// small window.
     pub fn narrow(edge: &Edge) -> Self {
@@ -887,6 +886,7 @@ impl Client {
         Self::over(socket.into())
     }
 
+    /// A client on a connection of the test's own making.
     pub fn over(stream: TcpStream) -> Self {
         stream
             .set_read_timeout(Some(DEADLINE))

@@ -4,12 +4,13 @@
 use std::borrow::Cow;
 
 use iop_proto::domain::Usage;
+use iop_proto::limits::RUN_TOOL_CALLS_MAX;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::normalized::members::Str;
 use crate::normalized::text::Piece;
-use crate::normalized::{Answer, Finish, RunError, error_text, object};
+use crate::normalized::{Answer, Finish, RunError, entries, error_text, object};
 use crate::session::said;
 
 #[derive(Default, Deserialize)]
@@ -35,7 +36,7 @@ struct Message<'a> {
     #[serde(borrow)]
     content: Option<Piece<'a>>,
     #[serde(borrow)]
-    tool_calls: Option<Vec<ToolCall<'a>>>,
+    tool_calls: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -71,7 +72,11 @@ pub(crate) fn line(line: &[u8], answer: &mut Answer) -> Result<(), RunError> {
     for text in [message.content, line.response].into_iter().flatten() {
         answer.say(&text.0);
     }
-    for ToolCall { id, function } in message.tool_calls.into_iter().flatten() {
+    let calls = message
+        .tool_calls
+        .map(|calls| entries(calls, RUN_TOOL_CALLS_MAX, RunError::ToolCallsTooLarge));
+    for call in calls.transpose()?.unwrap_or_default() {
+        let ToolCall { id, function } = object(call.get().as_bytes())?;
         let id = id.as_ref().map_or("", |id| &id.0);
         let arguments = arguments(function.arguments);
         answer.tools().push(id, &function.name.0, &arguments)?;
