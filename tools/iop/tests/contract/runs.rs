@@ -102,10 +102,11 @@ fn r031_no_run_is_asked_of_a_node_before_it_is_told_that_it_is_ready() {
     let mut node = Node::connect(&world.edge, "n1");
     node.send(&register("n1"));
     expect_accepted(&mut node);
-    let mut clients: Vec<_> = (0..2)
-        .map(|_| world.asks(&asks("native", CHAT, "")))
-        .collect();
-    world.wait_queued(2);
+    let mut clients = Vec::new();
+    for waiting in 1..=2 {
+        clients.push(world.asks(&asks("native", CHAT, "")));
+        world.wait_queued(waiting); // one behind the other, whatever their shards
+    }
     expect_nothing(&mut node);
     node.send(&ready("n1"));
     expect_ready(&mut node, true);
