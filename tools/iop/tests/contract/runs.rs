@@ -102,18 +102,22 @@ fn r031_no_run_is_asked_of_a_node_before_it_is_told_that_it_is_ready() {
     let mut node = Node::connect(&world.edge, "n1");
     node.send(&register("n1"));
     expect_accepted(&mut node);
-    let mut clients = Vec::new();
-    for waiting in 1..=2 {
-        clients.push(world.asks(&asks("native", CHAT, "")));
-        world.wait_queued(waiting); // one behind the other, whatever their shards
-    }
+    let seed = |client| format!("\"seed\":{client}");
+    let mut clients = [0, 1].map(|client| world.asks(&asks("native", CHAT, &seed(client))));
+    world.wait_queued(2);
     expect_nothing(&mut node);
     node.send(&ready("n1"));
     expect_ready(&mut node, true);
-    for client in &mut clients {
-        let (run, _) = Native::asked(&mut node);
+    for _ in 0..2 {
+        let (run, request) = Native::asked(&mut node); // first the one on the node's shard
+        let client = usize::from(String::from_utf8_lossy(&request.input).contains(&seed(1)));
         node.send_bytes(&run.error("provider unreachable"));
-        expect_error(client, 502, "provider_unreachable", "provider");
+        expect_error(
+            &mut clients[client],
+            502,
+            "provider_unreachable",
+            "provider",
+        );
     }
     drop((node, clients));
     world.rest();
