@@ -4,16 +4,25 @@
 //! read since the last reading; a line is written by one call of the kernel, so a kill cuts none.
 //!
 //! ```text
-//! L life                       the server has begun
-//! B tag id path digest nth     a call has begun: digest of its body, nth request of its connection
-//! O tag                        the head of the answer is about to be written
-//! W tag digest bytes           the last byte of a whole answer is about to be written
-//! E tag whole|left|broken      over: written, the caller left, or ended here on purpose
+//! L life ms                       the server has begun
+//! B tag id path digest nth ms     a call has begun: digest of its body, nth request of its connection
+//! O tag ms                        the head of the answer is about to be written
+//! W tag digest bytes ms           the last byte of a whole answer is about to be written
+//! E tag whole|left|broken ms      over: written, the caller left, or ended here on purpose
 //! ```
+//!
+//! `ms`: when it was written, as the host's clock tells it.
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Milliseconds since 1970: what processes of one host agree on.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
+}
 
 /// The writing end.
 #[derive(Debug)]
@@ -34,7 +43,7 @@ impl Writer {
     }
 
     pub(crate) fn line(&self, text: &str) -> io::Result<()> {
-        (&self.file).write_all(format!("{text}\n").as_bytes())
+        (&self.file).write_all(format!("{text} {}\n", now_ms()).as_bytes())
     }
 }
 
@@ -47,8 +56,12 @@ pub(crate) struct Call {
     pub(crate) asked: String,
     /// Which request of its connection it was, from 1.
     pub(crate) nth: u32,
+    pub(crate) begun_ms: u64,
+    /// With its server's next life, at the latest; `None`: it was seen to end by nobody.
+    pub(crate) ended_ms: Option<u64>,
     /// A head was written.
     pub(crate) has_output: bool,
+    pub(crate) output_ms: Option<u64>,
     /// Digest of the whole answer, written to its last byte.
     pub(crate) whole: Option<String>,
     /// The caller was seen to leave.
@@ -95,13 +108,18 @@ fn parse(text: &str, calls: &mut Calls) {
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         match *words.as_slice() {
-            ["B", tag, id, path, asked, nth] => {
+            ["L", _, ms] => {
+                let open = found.iter_mut().filter(|(_, call)| call.ended_ms.is_none());
+                open.for_each(|(_, call)| call.ended_ms = ms.parse().ok());
+            }
+            ["B", tag, id, path, asked, nth, ms] => {
                 rows.insert(tag.to_owned(), found.len());
                 let call = Call {
                     tag: tag.to_owned(),
                     path: path.to_owned(),
                     asked: asked.to_owned(),
                     nth: nth.parse().unwrap_or(0),
+                    begun_ms: ms.parse().unwrap_or(0),
                     ..Call::default()
                 };
                 found.push((u64::from_str_radix(id, 16).unwrap_or(0), call));
@@ -111,9 +129,13 @@ fn parse(text: &str, calls: &mut Calls) {
                     continue;
                 };
                 match (what, rest) {
-                    ("O", _) => call.has_output = true,
+                    ("O", [ms]) => {
+                        (call.has_output, call.output_ms) = (true, ms.parse().ok());
+                    }
                     ("W", [digest, ..]) => call.whole = Some((*digest).to_owned()),
-                    ("E", ["left"]) => call.was_left = true,
+                    ("E", [how, ms]) => {
+                        (call.was_left, call.ended_ms) = (*how == "left", ms.parse().ok());
+                    }
                     _ => {}
                 }
             }
@@ -152,10 +174,18 @@ mod tests {
             (of[0].has_output, of[0].whole.as_deref()),
             (true, Some("e"))
         );
+        assert!(of[0].begun_ms > 0 && of[0].output_ms >= Some(of[0].begun_ms));
+        assert_eq!(of[0].ended_ms, None);
         assert_eq!(Writer::open(&path).unwrap().life, 2);
         let mut later = Calls::new();
         reader.read(&mut later).unwrap();
         assert!(later.is_empty());
+        let mut all = Calls::new();
+        Reader::new(path.clone()).read(&mut all).unwrap();
+        assert!(
+            all[&0x2a].iter().all(|call| call.ended_ms.is_some()),
+            "by the next life"
+        );
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! Whole answers are the bytes of exactly one call; cut ones are seen as cut, and hold the beginning of
 //! one call and nothing else; nobody is asked twice unless the first can have said nothing.
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
 
@@ -12,6 +12,7 @@ use crate::ask::{Ask, Fate, Surface, digest_of};
 use crate::client::{Answer, End, Leave, Seen};
 use crate::journal::{Call, Calls};
 use crate::load::KINDS;
+use crate::plan::Who;
 
 /// What an exchange came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +79,12 @@ pub(crate) struct Entry {
     /// Digest of the body that a raw server must see.
     pub(crate) asked: String,
     pub(crate) leave: Leave,
+    /// The Edge that was asked.
+    pub(crate) site: Who,
+    /// Its connection was made for it.
+    pub(crate) is_fresh: bool,
+    pub(crate) from_ms: u64,
+    pub(crate) to_ms: u64,
     pub(crate) outcome: Outcome,
 }
 
@@ -109,12 +116,15 @@ fn found(ask: &Ask, surface: Surface, seen: Seen) -> Result<Outcome, String> {
         return words(ask, &answer);
     }
     let (said, error) = if ask.is_stream() {
-        split_error(&answer.body)
+        split_error(&answer.body, answer.end)?
     } else {
         (&answer.body[..], None)
     };
     let tag = Ask::tag(surface, said);
     let whole = is_beginning(ask, surface, tag.as_deref(), said)?;
+    if whole && error.is_some() {
+        return Err("an error event behind the last event of a whole answer".to_owned());
+    }
     ending(&answer, tag, whole.then(|| digest_of(said)), error)
 }
 
@@ -166,31 +176,53 @@ fn code_of(value: &Value) -> Option<String> {
     words.map(str::to_owned)
 }
 
+/// Either begins an error event.
+const ERRORS: [&[u8]; 2] = [b"event: error\n", b"data: {\"error\""];
+
 /// What stands before the error event of a stream, and the error's code. An Edge puts an empty line
-/// before its event, since the one before it may be cut.
-fn split_error(body: &[u8]) -> (&[u8], Option<String>) {
-    let is_error = |event: &[u8]| {
-        event.starts_with(b"event: error\n") || event.starts_with(b"data: {\"error\"")
-    };
+/// before its event, since the one before it may be cut. The event is whole, and the last thing that
+/// is said; of an answer that was cut or left it may be half.
+fn split_error(body: &[u8], end: End) -> Result<(&[u8], Option<String>), String> {
     let mut at = 0;
     loop {
         let event = &body[at..];
-        if is_error(event) {
-            let text = String::from_utf8_lossy(event);
-            let data = text
-                .split_once("data: ")
-                .map_or("", |(_, data)| data.trim_end());
-            let code = serde_json::from_str(data)
-                .ok()
-                .and_then(|value| code_of(&value));
+        let length = event.windows(2).position(|pair| pair == b"\n\n");
+        if ERRORS.iter().any(|begin| event.starts_with(begin)) {
             let said = body[..at].strip_suffix(b"\n\n").unwrap_or(&body[..at]);
-            return (said, Some(code.unwrap_or_default()));
+            let Some(length) = length else {
+                return match end {
+                    End::Clean => Err(format!("half an error event: {}", start_of(event))),
+                    End::Cut | End::Left => Ok((said, None)),
+                };
+            };
+            let behind = &event[length + 2..];
+            if !behind.is_empty() {
+                return Err(format!("behind an error event: {}", start_of(behind)));
+            }
+            return Ok((said, Some(error_of(&event[..length])?)));
         }
-        match event.windows(2).position(|pair| pair == b"\n\n") {
-            Some(end) => at += end + 2,
-            None => return (body, None),
+        match length {
+            Some(length) => at += length + 2,
+            // Half of the first words of one are no half of anything else.
+            None if end != End::Clean && at >= 4 && body[..at].ends_with(b"\n\n\n\n") => {
+                return Ok((&body[..at - 2], None));
+            }
+            None => return Ok((body, None)),
         }
     }
+}
+
+/// The code of a whole error event.
+fn error_of(event: &[u8]) -> Result<String, String> {
+    let without = || format!("an error event without words: {}", start_of(event));
+    let text = std::str::from_utf8(event).map_err(|_| without())?;
+    let data = text
+        .strip_prefix("event: error\n")
+        .unwrap_or(text)
+        .strip_prefix("data: ")
+        .ok_or_else(without)?;
+    let value: Value = serde_json::from_str(data).map_err(|_| without())?;
+    code_of(&value).ok_or_else(without)
 }
 
 /// `said` is the beginning of the answer of call `tag`; whether it is all of it.
@@ -230,7 +262,7 @@ fn start_of(bytes: &[u8]) -> String {
 /// A normalized run's answer, in the Edge's own words around the server's text.
 fn words(ask: &Ask, answer: &Answer) -> Result<Outcome, String> {
     let told = if ask.stream {
-        Told::stream(&answer.body)?
+        Told::stream(&answer.body, answer.end)?
     } else if answer.end == End::Clean {
         Told::object(&answer.body)?
     } else {
@@ -251,21 +283,33 @@ struct Told {
 }
 
 impl Told {
-    fn stream(body: &[u8]) -> Result<Self, String> {
+    fn stream(body: &[u8], end: End) -> Result<Self, String> {
         let mut told = Self::default();
         let text = std::str::from_utf8(body).map_err(|error| format!("no UTF-8: {error}"))?;
-        let (whole, _half) = text.rsplit_once("\n\n").unwrap_or_default();
-        let mut finish = false;
+        let (whole, half) = text.rsplit_once("\n\n").unwrap_or(("", text));
+        if end == End::Clean && !half.is_empty() {
+            return Err(format!(
+                "a clean end of half an event: {}",
+                start_of(half.as_bytes())
+            ));
+        }
+        let (mut finish, mut is_last) = (false, false);
         for event in whole.split("\n\n").filter(|event| !event.is_empty()) {
-            let data = event.strip_prefix("data: ").unwrap_or(event);
+            let named = || start_of(event.as_bytes());
+            if is_last {
+                return Err(format!("behind the last event: {}", named()));
+            }
+            let data = event.strip_prefix("data: ");
+            let data = data.ok_or_else(|| format!("no event: {}", named()))?;
             if data == "[DONE]" {
-                told.is_done = finish;
+                (told.is_done, is_last) = (finish, true);
                 continue;
             }
             let value: Value = serde_json::from_str(data)
-                .map_err(|_| format!("an event that is no JSON: {}", start_of(data.as_bytes())))?;
+                .map_err(|_| format!("an event that is no JSON: {}", named()))?;
             if value.get("error").is_some() {
-                told.error = Some(code_of(&value).unwrap_or_default());
+                (told.error, is_last) = (Some(error_of(event.as_bytes())?), true);
+                continue;
             }
             let choice = &value["choices"][0];
             told.text += choice["delta"]["content"].as_str().unwrap_or_default();
@@ -375,35 +419,95 @@ impl Counts {
     }
 }
 
+/// A call may be given up so long after what it waited for was over, milliseconds: stall, close, probe.
+const STALL_WAIT_MS: u64 = 3_000 + 1_000 + 1_000;
+/// What a server has written to its end may so long be on its way, in the kernels of a slow reader.
+const ON_THE_WAY_MS: u64 = 2_000;
+/// Silence after which a node rightly gives a call up, nearly.
+const SILENCE_MS: u64 = 2_900;
+/// An Edge that was killed or paused has caught up so long afterwards.
+const EDGE_BACK_MS: u64 = 2_000;
+/// A link that is back: the kernel's next try may be as far away as the silence was long.
+const LATE_MS: u64 = 8_000;
+
+/// When a part was, or its link looked, silent or dead; milliseconds as in the journals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) who: Who,
+    pub(crate) from_ms: u64,
+    pub(crate) to_ms: u64,
+}
+
+impl Span {
+    /// Something of `from..=to` lay in it, or within `after` behind it.
+    const fn meets(&self, from_ms: u64, to_ms: u64, after_ms: u64) -> bool {
+        from_ms <= self.to_ms.saturating_add(after_ms) && to_ms >= self.from_ms
+    }
+
+    fn explains(&self, call: &Call, after_ms: u64) -> bool {
+        let ended_ms = call.ended_ms.unwrap_or(u64::MAX);
+        self.who.name() == call.server()
+            && self.meets(
+                call.begun_ms,
+                ended_ms.saturating_add(ON_THE_WAY_MS),
+                after_ms,
+            )
+    }
+}
+
+/// A call that its node may have taken for a silent or dead one: a fault was at work while it was
+/// open, or its server got so little time that it said nothing for as long as nodes wait.
+fn is_explained(call: &Call, spans: &[Span]) -> bool {
+    let spoke_ms = call.output_ms.or(call.ended_ms).unwrap_or(call.begun_ms);
+    spoke_ms.saturating_sub(call.begun_ms) >= SILENCE_MS
+        || spans.iter().any(|span| span.explains(call, STALL_WAIT_MS))
+}
+
 /// What a round leaves to the next one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Past {
-    ids: HashSet<u64>,
-    disturbed: Vec<String>,
+    /// With the calls that were known of each.
+    entries: HashMap<u64, (Entry, usize)>,
+    spans: Vec<Span>,
 }
 
 impl Past {
-    pub(crate) fn new(entries: &[Entry], disturbed: &[String]) -> Self {
+    pub(crate) fn new(entries: &[Entry], calls: &Calls, spans: &[Span]) -> Self {
+        let with_calls = |entry: &Entry| {
+            let known = calls.get(&entry.ask.id).map_or(0, Vec::len);
+            (entry.ask.id, (entry.clone(), known))
+        };
         Self {
-            ids: entries.iter().map(|entry| entry.ask.id).collect(),
-            disturbed: disturbed.to_vec(),
+            entries: entries.iter().map(with_calls).collect(),
+            spans: spans.to_vec(),
         }
     }
 
     /// A request that its node gave up while the link lost every packet: the kernel goes on sending
     /// what the connection owed when it was closed, and the server meets it when the link is back.
-    fn explains(&self, id: u64, calls: &[Call]) -> bool {
-        let is_late = |call: &Call| self.disturbed.contains(&call.server());
-        self.ids.contains(&id) && calls.iter().all(is_late)
+    fn late(&self, id: u64, calls: &[Call], spans: &[Span]) -> Result<(), String> {
+        let of = self.entries.get(&id);
+        let (entry, known) = of.ok_or("which nobody asked")?;
+        for call in calls {
+            let mut all = self.spans.iter().chain(spans);
+            if !all.any(|span| span.explains(call, LATE_MS)) {
+                return Err("of the round before, and no link had held it back".to_owned());
+            }
+        }
+        was_passed_on(entry, calls)?;
+        if known + calls.len() > CALLS_MAX {
+            return Err("asked too often".to_owned());
+        }
+        Ok(())
     }
 }
 
-/// Compares a round's exchanges with the servers' record of them. `disturbed`: servers that may
-/// have looked silent or dead to their nodes in this round.
+/// Compares a round's exchanges with the servers' record of them. `spans`: when servers may have
+/// looked silent or dead to their nodes, and Edges to their clients, in this round.
 pub(crate) fn round(
     entries: &[Entry],
     mut calls: Calls,
-    disturbed: &[String],
+    spans: &[Span],
     past: &Past,
     counts: &mut Counts,
 ) -> Vec<String> {
@@ -411,28 +515,25 @@ pub(crate) fn round(
     for entry in entries {
         let of = calls.remove(&entry.ask.id).unwrap_or_default();
         counts.add(entry, &of);
-        if let Err(why) = exchange(entry, &of, disturbed) {
+        if let Err(why) = exchange(entry, &of, spans) {
             faults.push(format!(
-                "{} {}: {why}: {of:?}",
+                "{} {}: {why}: {entry:?}: {of:?}",
                 entry.kind,
                 entry.ask.mark()
             ));
         }
     }
     for (id, of) in calls {
-        if past.explains(id, &of) {
-            counts.late += 1;
-        } else {
-            faults.push(format!("a call for {id:016x}, which nobody asked: {of:?}"));
+        match past.late(id, &of, spans) {
+            Ok(()) => counts.late += u32::try_from(of.len()).unwrap_or(u32::MAX),
+            Err(why) => faults.push(format!("a call for {id:016x}, {why}: {of:?}")),
         }
     }
     faults
 }
 
-fn exchange(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), String> {
-    if let Outcome::Wrong { why } = &entry.outcome {
-        return Err(why.clone());
-    }
+/// What a server was asked is what the client asked, and all of it.
+fn was_passed_on(entry: &Entry, calls: &[Call]) -> Result<(), String> {
     let raw = entry.surface != Surface::Words;
     for call in calls {
         let found = Surface::of_provider(&call.path);
@@ -446,6 +547,16 @@ fn exchange(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), S
     if matches!(entry.leave, Leave::Within(_)) && !calls.is_empty() {
         return Err("half a request was passed on".to_owned());
     }
+    Ok(())
+}
+
+fn exchange(entry: &Entry, calls: &[Call], spans: &[Span]) -> Result<(), String> {
+    if let Outcome::Wrong { why } = &entry.outcome {
+        return Err(why.clone());
+    }
+    was_answered(entry, spans)?;
+    was_passed_on(entry, calls)?;
+    let raw = entry.surface != Surface::Words;
     if let Some(tag) = entry.outcome.tag() {
         let call = calls.iter().find(|call| call.tag == tag && call.has_output);
         let call = call.ok_or_else(|| format!("no server made call {tag}"))?;
@@ -462,33 +573,43 @@ fn exchange(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), S
     if calls.len() > CALLS_MAX {
         return Err("asked too often".to_owned());
     }
-    again(entry, calls, disturbed)
+    again(entry, calls, spans)
+}
+
+/// Who makes a connection gets an answer on it, in words: unless the Edge was killed or paused then.
+/// A connection that has served may just have been closed.
+fn was_answered(entry: &Entry, spans: &[Span]) -> Result<(), String> {
+    let is_silent = matches!(entry.outcome, Outcome::Nothing | Outcome::Unreachable);
+    if !is_silent || !entry.is_fresh {
+        return Ok(());
+    }
+    let mut of_edge = spans.iter().filter(|span| span.who == entry.site);
+    if of_edge.any(|span| span.meets(entry.from_ms, entry.to_ms, EDGE_BACK_MS)) {
+        return Ok(());
+    }
+    Err(format!("{} of an Edge that lives", entry.outcome.name()))
 }
 
 /// Every call but the one that answered can have told nobody anything: it was silent, or what it wrote
 /// may have been lost on a link that was disturbed.
-fn again(entry: &Entry, calls: &[Call], disturbed: &[String]) -> Result<(), String> {
+fn again(entry: &Entry, calls: &[Call], spans: &[Span]) -> Result<(), String> {
     if calls.len() < 2 {
         return Ok(());
     }
     let told = entry.outcome.tag();
     let talkative = calls.iter().filter(|call| call.has_output);
     let unexplained = talkative
-        .filter(|call| Some(call.tag.as_str()) != told && !disturbed.contains(&call.server()))
+        .filter(|call| Some(call.tag.as_str()) != told && !is_explained(call, spans))
         .count();
     // Of one whose client saw nothing of it, one may have spoken to a client that had gone.
     if unexplained > usize::from(told.is_none()) {
         return Err("several calls with output".to_owned());
     }
     let may_be_asked_again = |call: &Call| {
-        entry.ask.fate.at(&call.server()) == Fate::Silent || disturbed.contains(&call.server())
+        entry.ask.fate.at(&call.server()) == Fate::Silent || is_explained(call, spans)
     };
-    if calls
-        .iter()
-        .filter(|call| !may_be_asked_again(call))
-        .count()
-        > 1
-    {
+    let settled = calls.iter().filter(|call| !may_be_asked_again(call));
+    if settled.count() > 1 {
         return Err("asked again for no reason".to_owned());
     }
     Ok(())
@@ -586,10 +707,17 @@ mod tests {
             is_wrong(&judged(&told(&text[..30], "data: [DONE]\n\n"))),
             "half a text"
         );
-        let failed = told(&text[..30], "data: {\"error\":{\"code\":\"x\"}}\n\n");
+        let error = "data: {\"error\":{\"code\":\"x\"}}\n\n";
+        let failed = told(&text[..30], error);
         assert!(matches!(judged(&failed), Outcome::Failed { .. }));
+        let done = "data: [DONE]\n\n";
+        for behind in [error, done, "data: {}\n\n", "data: {", "event: x\n\n"] {
+            assert!(is_wrong(&judged(&(whole.clone() + behind))), "{behind}");
+            assert!(is_wrong(&judged(&(failed.clone() + behind))), "{behind}");
+        }
     }
 
+    /// Open from 10 000 to 11 000.
     fn call(tag: &str, has_output: bool) -> Call {
         Call {
             tag: tag.to_owned(),
@@ -597,44 +725,127 @@ mod tests {
             asked: "d".to_owned(),
             has_output,
             whole: has_output.then(|| digest_of(&ASK.answer(Surface::Chat, tag))),
+            begun_ms: 10_000,
+            output_ms: has_output.then_some(10_001),
+            ended_ms: Some(11_000),
             ..Call::default()
         }
     }
 
-    fn judged(ask: Ask, outcome: Outcome, calls: &[Call], disturbed: &[&str]) -> usize {
-        let entry = Entry {
+    fn entry(ask: Ask, outcome: Outcome) -> Entry {
+        Entry {
             ask,
             surface: Surface::Chat,
             kind: "test",
             asked: "d".to_owned(),
             leave: Leave::Never,
+            site: Who::Edge(0),
+            is_fresh: true,
+            from_ms: 10_000,
+            to_ms: 11_000,
             outcome,
-        };
+        }
+    }
+
+    fn span(who: Who, from_ms: u64, to_ms: u64) -> Span {
+        Span {
+            who,
+            from_ms,
+            to_ms,
+        }
+    }
+
+    fn judged(ask: Ask, outcome: Outcome, calls: &[Call], spans: &[Span]) -> usize {
+        let entry = entry(ask, outcome);
         let calls = Calls::from([(ask.id, calls.to_vec())]);
-        let disturbed: Vec<_> = disturbed.iter().map(|&name| name.to_owned()).collect();
         let past = Past::default();
-        round(&[entry], calls, &disturbed, &past, &mut Counts::default()).len()
+        round(&[entry], calls, spans, &past, &mut Counts::default()).len()
     }
 
     #[test]
-    fn a_call_of_the_round_before_needs_a_disturbed_link() {
-        let entry = Entry {
-            ask: ASK,
-            surface: Surface::Chat,
-            kind: "test",
-            asked: "d".to_owned(),
-            leave: Leave::Never,
-            outcome: Outcome::Nothing,
+    fn a_call_of_the_round_before_needs_a_disturbed_link_and_is_looked_at() {
+        let refused = Outcome::Refused {
+            code: "503".to_owned(),
         };
-        let judged = |disturbed: &[String], id| {
-            let past = Past::new(std::slice::from_ref(&entry), disturbed);
-            let calls = Calls::from([(id, vec![call("p1.1.1", true)])]);
+        let entry = entry(ASK, refused);
+        let late = |spans: &[Span], known: usize, id, call: Call| {
+            let before = Calls::from([(ASK.id, vec![self::call("p1.1.0", false); known])]);
+            let past = Past::new(std::slice::from_ref(&entry), &before, spans);
+            let calls = Calls::from([(id, vec![call])]);
             round(&[], calls, &[], &past, &mut Counts::default()).len()
         };
-        let of = |name: &str| [name.to_owned()];
-        assert_eq!(judged(&of("p1"), ASK.id), 0);
-        assert_eq!(judged(&of("p2"), ASK.id), 1);
-        assert_eq!(judged(&of("p1"), ASK.id + 1), 1);
+        let p1 = [span(Who::Server(0), 5_000, 9_000)];
+        let met = || call("p1.1.1", true);
+        assert_eq!(late(&p1, 1, ASK.id, met()), 0);
+        assert_eq!(
+            late(&[span(Who::Server(1), 5_000, 9_000)], 1, ASK.id, met()),
+            1
+        );
+        assert_eq!(
+            late(&[span(Who::Server(0), 1_000, 1_900)], 1, ASK.id, met()),
+            1
+        );
+        assert_eq!(late(&p1, 1, ASK.id + 1, met()), 1, "nobody's");
+        assert_eq!(late(&p1, CALLS_MAX, ASK.id, met()), 1, "once too often");
+        let other = Call {
+            asked: "e".to_owned(),
+            ..met()
+        };
+        assert_eq!(late(&p1, 1, ASK.id, other), 1, "another body");
+        let other = Call {
+            path: "/v1/responses".to_owned(),
+            ..met()
+        };
+        assert_eq!(late(&p1, 1, ASK.id, other), 1, "another path");
+    }
+
+    #[test]
+    fn an_edge_that_lives_answers_whoever_makes_a_connection() {
+        for outcome in [Outcome::Nothing, Outcome::Unreachable] {
+            let of = |spans: &[Span]| judged(ASK, outcome.clone(), &[], spans);
+            assert_eq!(of(&[]), 1);
+            assert_eq!(of(&[span(Who::Edge(0), 10_900, 12_000)]), 0);
+            assert_eq!(of(&[span(Who::Edge(0), 8_000, 8_000)]), 0, "not back yet");
+            assert_eq!(of(&[span(Who::Edge(0), 7_000, 7_999)]), 1, "back");
+            assert_eq!(of(&[span(Who::Edge(0), 11_001, 12_000)]), 1, "later");
+            assert_eq!(of(&[span(Who::Edge(1), 10_900, 12_000)]), 1, "another");
+            let kept = Entry {
+                is_fresh: false,
+                ..entry(ASK, outcome.clone())
+            };
+            let past = Past::default();
+            let faults = round(&[kept], Calls::new(), &[], &past, &mut Counts::default());
+            assert!(faults.is_empty());
+        }
+    }
+
+    #[test]
+    fn nothing_stands_behind_an_error_event() {
+        let first = ASK.piece(Surface::Chat, "p1.1.1", 0).len();
+        let whole = error_event(first);
+        assert!(!is_wrong(&chat(&whole, End::Clean)));
+        let half = &whole[..whole.len() - 2];
+        assert!(is_wrong(&chat(half, End::Clean)), "half of it");
+        assert!(matches!(chat(half, End::Cut), Outcome::Cut { .. }));
+        assert!(matches!(
+            chat(&whole[..first + 7], End::Cut),
+            Outcome::Cut { .. }
+        ));
+        for behind in [
+            "data: [DONE]\n\n",
+            "data: {\"error\":{\"code\":\"x\"}}\n\n",
+            "\n",
+        ] {
+            let more = [&whole[..], behind.as_bytes()].concat();
+            assert!(is_wrong(&chat(&more, End::Clean)), "{behind}");
+        }
+        let no_words = [&whole[..first], b"\n\ndata: {\"error\":{}}\n\n"].concat();
+        assert!(is_wrong(&chat(&no_words, End::Clean)));
+        let all = ASK.answer(Surface::Chat, "p1.1.1").len();
+        assert!(
+            is_wrong(&chat(&error_event(all), End::Clean)),
+            "behind [DONE]"
+        );
     }
 
     #[test]
@@ -666,7 +877,28 @@ mod tests {
         let complete = chat(&ASK.answer(Surface::Chat, "p2.1.1"), End::Clean);
         let spoke = [call("p1.1.1", true), call("p2.1.1", true)];
         assert_eq!(judged(ASK, complete.clone(), &spoke, &[]), 1);
-        assert_eq!(judged(ASK, complete.clone(), &spoke, &["p1"]), 0);
+        let p1 = |from, to| [span(Who::Server(0), from, to)];
+        assert_eq!(
+            judged(ASK, complete.clone(), &spoke, &p1(10_500, 12_000)),
+            0
+        );
+        assert_eq!(judged(ASK, complete.clone(), &spoke, &p1(5_000, 5_000)), 0);
+        assert_eq!(
+            judged(ASK, complete.clone(), &spoke, &p1(4_000, 4_999)),
+            1,
+            "long over"
+        );
+        assert_eq!(
+            judged(ASK, complete.clone(), &spoke, &p1(13_001, 14_000)),
+            1,
+            "long written"
+        );
+        let starved = Call {
+            ended_ms: Some(12_900),
+            ..call("p1.1.1", false)
+        };
+        let starved = [starved, call("p2.1.1", true)];
+        assert_eq!(judged(ASK, complete.clone(), &starved, &[]), 0);
         let silent = [call("p1.1.1", false), call("p2.1.1", true)];
         assert_eq!(
             judged(ASK, complete, &silent, &[]),

@@ -7,13 +7,16 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::ask::{Ask, Fate, Surface, digest_of};
 use crate::client::{Connection, Door, Leave, Manner, PATIENCE, Seen};
 use crate::dice::Dice;
-use crate::judge::{Entry, conclude};
+use crate::journal::now_ms;
+use crate::judge::{Entry, Outcome, conclude};
+use crate::plan::Who;
 
 /// Between two requests of a client, milliseconds.
 const REST_MS: (u32, u32) = (30, 250);
@@ -25,6 +28,7 @@ pub(crate) const TARGET: &str = "t";
 /// One Edge as its clients see it.
 #[derive(Debug)]
 pub(crate) struct Site {
+    pub(crate) who: Who,
     pub(crate) door: Door,
     pub(crate) key: String,
     /// Its requests carry managed credentials, and are raw alone.
@@ -196,6 +200,21 @@ impl Choice {
         }
     }
 
+    /// One of a burst: whoever has to wait for all others is still served in time.
+    fn whole_one(dice: &mut Dice, is_managed: bool) -> Self {
+        const KINDS: [&str; 4] = ["stream", "whole", "normalized stream", "normalized whole"];
+        let mut choice = Self::new(dice, is_managed);
+        while !KINDS.contains(&choice.kind) {
+            choice = Self::new(dice, is_managed);
+        }
+        Self {
+            kind: "burst at a quiet point",
+            pieces: choice.pieces.min(10),
+            pause_ms: choice.pause_ms.min(10),
+            ..choice
+        }
+    }
+
     /// The one request that shows that a model is served: of the kind that needs it.
     const fn plain(surface: Surface) -> Self {
         Self {
@@ -244,12 +263,7 @@ impl Load {
         for (row, site) in (0_u32..).zip(sites) {
             for n in 0..clients {
                 let salt = u64::from(round) << 32 | u64::from(row * clients + n + 1) << 16;
-                let client = Client {
-                    site: Rc::clone(site),
-                    dice: Dice::new(seed, salt),
-                    next_id: salt,
-                    connection: None,
-                };
+                let client = Client::new(site, seed, salt);
                 tasks.push(tokio::task::spawn_local(client.run(Rc::clone(&stop))));
             }
         }
@@ -281,12 +295,7 @@ pub(crate) async fn probe(site: &Rc<Site>, first_id: u64) -> Harvest {
     } else {
         &[Surface::Chat, Surface::Messages, Surface::Words]
     };
-    let mut client = Client {
-        site: Rc::clone(site),
-        dice: Dice::new(first_id, 0),
-        next_id: first_id,
-        connection: None,
-    };
+    let mut client = Client::new(site, 0, first_id);
     for &surface in surfaces {
         harvest
             .entries
@@ -294,6 +303,22 @@ pub(crate) async fn probe(site: &Rc<Site>, first_id: u64) -> Harvest {
     }
     harvest
 }
+
+/// As many clients as the load has ask at once, each for one whole answer: all must be complete.
+pub(crate) async fn burst(site: &Rc<Site>, seed: u64, first_id: u64, clients: u32) -> Harvest {
+    let all = (1..=u64::from(clients)).map(async |n| {
+        let mut client = Client::new(site, seed, first_id + (n << BURST_SHIFT));
+        let choice = Choice::whole_one(&mut client.dice, site.is_managed);
+        client.request(choice).await
+    });
+    Harvest {
+        entries: join_all(all).await,
+        faults: Vec::new(),
+    }
+}
+
+/// Ids of one client of a burst lie apart from the next one's.
+const BURST_SHIFT: u32 = 4;
 
 struct Client {
     site: Rc<Site>,
@@ -303,6 +328,15 @@ struct Client {
 }
 
 impl Client {
+    fn new(site: &Rc<Site>, seed: u64, first_id: u64) -> Self {
+        Self {
+            site: Rc::clone(site),
+            dice: Dice::new(seed, first_id),
+            next_id: first_id,
+            connection: None,
+        }
+    }
+
     async fn run(mut self, stop: Rc<Cell<bool>>) -> Harvest {
         let mut harvest = Harvest::default();
         while !stop.get() {
@@ -328,16 +362,26 @@ impl Client {
         };
         let body = ask.body(surface, model, choice.padding);
         let asked = digest_of(ask.body(surface, TARGET, choice.padding).as_bytes());
-        let seen = self
+        let from_ms = now_ms();
+        let (seen, is_fresh) = self
             .exchange(&self.text(surface, &body), choice.manner())
             .await;
+        let to_ms = now_ms();
+        let outcome = conclude(&ask, surface, seen);
+        if !matches!(outcome, Outcome::Complete { .. } | Outcome::Refused { .. }) {
+            self.connection = None; // an Edge closes behind an error event
+        }
         Entry {
             ask,
             surface,
             kind: choice.kind,
             asked,
             leave: choice.leave,
-            outcome: conclude(&ask, surface, seen),
+            site: self.site.who,
+            is_fresh,
+            from_ms,
+            to_ms,
+            outcome,
         }
     }
 
@@ -356,20 +400,22 @@ impl Client {
         )
     }
 
-    async fn exchange(&mut self, request: &str, manner: Manner) -> Seen {
+    /// Whether the connection was made for it, too.
+    async fn exchange(&mut self, request: &str, manner: Manner) -> (Seen, bool) {
         let kept = if manner.keeps() {
             self.connection.take()
         } else {
             None
         };
+        let is_fresh = kept.is_none();
         let mut connection = match kept {
             Some(connection) => connection,
             None => match timeout(PATIENCE, Connection::open(&self.site.door, manner)).await {
                 Ok(Ok(connection)) => connection,
-                Err(_) => return Seen::Late,
+                Err(_) => return (Seen::Late, true),
                 Ok(Err(_)) => {
                     tokio::time::sleep(AWAY).await;
-                    return Seen::Unreachable;
+                    return (Seen::Unreachable, true);
                 }
             },
         };
@@ -377,7 +423,7 @@ impl Client {
         if again {
             self.connection = Some(connection);
         }
-        seen
+        (seen, is_fresh)
     }
 }
 
@@ -398,5 +444,10 @@ mod tests {
             assert!(all(false).contains(&kind), "{kind}");
         }
         assert!(!all(true).iter().any(|kind| kind.starts_with("normalized")));
+        let mut dice = Dice::new(3, 5);
+        for _ in 0..100 {
+            let choice = Choice::whole_one(&mut dice, false);
+            assert_eq!((choice.fate, choice.leave), (Fate::Whole, Leave::Never));
+        }
     }
 }

@@ -145,24 +145,31 @@ impl Fault {
         }
     }
 
-    /// The model server whose calls may look silent or dead to its node, so that somebody is asked again:
-    /// no loss of an Edge, of a node or of the link between them is a reason to.
-    pub(crate) fn disturbs(&self) -> Option<String> {
+    /// Whose silence it explains: a model server whose calls may look silent or dead to its node, so that
+    /// somebody is asked again, or an Edge that may answer nobody. No loss of an Edge, of a node or of
+    /// the link between them is a reason to ask again; nor is a link that is late, or whose node's side
+    /// is closed while answers still come.
+    pub(crate) const fn explains(&self) -> Option<Who> {
         match *self {
-            Self::Kill {
-                who: Who::Server(n),
-                ..
-            }
-            | Self::Pause {
-                who: Who::Server(n) | Who::Node(n),
-                ..
-            }
-            | Self::Link {
+            Self::Kill { who, .. } => match who {
+                Who::Server(_) | Who::Edge(_) => Some(who),
+                Who::Node(_) => None,
+            },
+            Self::Pause { who, .. } => match who {
+                Who::Server(n) | Who::Node(n) => Some(Who::Server(n)),
+                Who::Edge(_) => Some(who),
+            },
+            Self::Link {
                 link: Link::Server(n),
+                trouble,
                 ..
-            } => Some(Who::Server(n).name()),
-            Self::Kill { .. } | Self::Pause { .. } | Self::Link { .. } => None,
-            Self::Reload { .. } | Self::Drain { .. } => None,
+            } => match trouble {
+                Trouble::Silent | Trouble::DeafAway | Trouble::DeafBack | Trouble::Cut => {
+                    Some(Who::Server(n))
+                }
+                Trouble::HalfClosed | Trouble::Late(_) => None,
+            },
+            Self::Link { .. } | Self::Reload { .. } | Self::Drain { .. } => None,
         }
     }
 }
@@ -281,6 +288,30 @@ mod tests {
         assert_eq!(rounds(5, 3), rounds(5, 3));
         assert_ne!(rounds(5, 3), rounds(6, 3));
         assert_eq!(rounds(5, 3).len(), 9);
+    }
+
+    #[test]
+    fn what_delays_nobody_past_a_wait_explains_nothing() {
+        let link = |link, trouble| Fault::Link {
+            link,
+            trouble,
+            ms: 9,
+        };
+        let near = |trouble| link(Link::Server(1), trouble).explains();
+        for trouble in [
+            Trouble::Silent,
+            Trouble::DeafAway,
+            Trouble::DeafBack,
+            Trouble::Cut,
+        ] {
+            assert_eq!(near(trouble), Some(Who::Server(1)));
+            assert_eq!(link(Link::Edge(1), trouble).explains(), None);
+        }
+        assert_eq!(near(Trouble::Late(120)), None);
+        assert_eq!(near(Trouble::HalfClosed), None);
+        let pause = |who| Fault::Pause { who, ms: 9 }.explains();
+        assert_eq!(pause(Who::Node(2)), Some(Who::Server(2)));
+        assert_eq!(pause(Who::Edge(1)), Some(Who::Edge(1)));
     }
 
     #[test]

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use crate::client::order;
+use crate::client::{PATIENCE, order};
 use crate::error::Error;
-use crate::journal::Calls;
-use crate::judge::{self, Counts, Past};
+use crate::journal::{Calls, now_ms};
+use crate::judge::{self, Counts, Past, Span};
 use crate::load::{self, Harvest, Load};
 use crate::part::Part;
 use crate::plan::{self, Fault, LOAD_MS, Round, Signal, Step, Who};
@@ -41,6 +41,26 @@ struct Run {
     growth: BTreeMap<Who, Growth>,
     passed: u32,
     failed: u32,
+}
+
+/// A fault that was given.
+struct Given {
+    fault: Fault,
+    from_ms: u64,
+    to_ms: u64,
+    /// What should not have come of it.
+    wrong: Option<String>,
+}
+
+impl Given {
+    fn span(&self) -> Option<Span> {
+        let who = self.fault.explains()?;
+        Some(Span {
+            who,
+            from_ms: self.from_ms,
+            to_ms: self.to_ms,
+        })
+    }
 }
 
 /// `true`: everything held.
@@ -110,18 +130,16 @@ impl Run {
         );
         let (given, mut faults) = self.faults(&round.steps).await?;
         for fault in &given {
-            *self.given.entry(fault.kind()).or_default() += 1;
+            *self.given.entry(fault.fault.kind()).or_default() += 1;
         }
         let mut harvest = load.stop().await;
         faults.append(&mut harvest.faults);
-        let mut disturbed: Vec<_> = given.iter().filter_map(Fault::disturbs).collect();
-        disturbed.sort();
-        disturbed.dedup();
+        let spans: Vec<_> = given.iter().filter_map(Given::span).collect();
         self.check("ends", &told, faults);
-        let is_quiet = self.quiet(&told, &disturbed).await;
+        let is_quiet = self.quiet(&told, &spans).await;
         if is_quiet {
             self.probe(&mut harvest, u64::from(row)).await;
-            self.judge(&told, harvest, &disturbed)?;
+            self.judge(&told, harvest, &spans)?;
             self.held(&told);
         }
         self.looked(&told)?;
@@ -133,7 +151,7 @@ impl Run {
     }
 
     /// Gives every fault its time; which were given, and what ended that should not have.
-    async fn faults(&self, steps: &[Step]) -> Result<(Vec<Fault>, Vec<String>), Error> {
+    async fn faults(&self, steps: &[Step]) -> Result<(Vec<Given>, Vec<String>), Error> {
         let began = Instant::now();
         let mut ended = Vec::new();
         let given = {
@@ -149,23 +167,25 @@ impl Run {
         };
         let load = Duration::from_millis(u64::from(LOAD_MS));
         tokio::time::sleep(load.saturating_sub(began.elapsed())).await;
-        ended.extend(given.iter().filter_map(|(_, why)| why.clone()));
-        Ok((given.into_iter().map(|(fault, _)| fault).collect(), ended))
+        ended.extend(given.iter().filter_map(|given| given.wrong.clone()));
+        Ok((given, ended))
     }
 
-    async fn give(&self, steps: &[Step]) -> Result<Vec<(Fault, Option<String>)>, Error> {
-        let mut given = Vec::new();
+    async fn give(&self, steps: &[Step]) -> Result<Vec<Given>, Error> {
         let under_way = steps.iter().map(async |step| {
             let at = Duration::from_millis(u64::from(step.at_ms));
             tokio::time::sleep(at).await;
-            self.fault(step.fault).await.map(|done| (step.fault, done))
+            let from_ms = now_ms();
+            let done = self.fault(step.fault).await?;
+            Ok(done.map(|wrong| Given {
+                fault: step.fault,
+                from_ms,
+                to_ms: now_ms(),
+                wrong,
+            }))
         });
-        for done in join_all(under_way).await {
-            if let (fault, Some(why)) = done? {
-                given.push((fault, why));
-            }
-        }
-        Ok(given)
+        let done: Result<Vec<_>, Error> = join_all(under_way).await.into_iter().collect();
+        Ok(done?.into_iter().flatten().collect())
     }
 
     /// `None`: it was not its turn. `Some(Some(_))`: a process did not end as documented.
@@ -241,9 +261,12 @@ impl Run {
         Ok(None)
     }
 
-    async fn quiet(&mut self, told: &str, disturbed: &[String]) -> bool {
+    async fn quiet(&mut self, told: &str, spans: &[Span]) -> bool {
         match quiet::wait(&self.stage).await {
             Ok(after) => {
+                let mut disturbed: Vec<_> = spans.iter().map(|span| span.who.name()).collect();
+                disturbed.sort();
+                disturbed.dedup();
                 println!(
                     "  quiet after {after:.1?}; disturbed: {}",
                     disturbed.join(" ")
@@ -258,33 +281,42 @@ impl Run {
         }
     }
 
-    /// Every model is served again, with whole answers.
+    /// Every model is served again, with whole answers, and so is everybody at once.
     async fn probe(&mut self, harvest: &mut Harvest, round: u64) {
-        let mut probed = Harvest::default();
-        for (row, site) in (0..).zip(&self.stage.sites) {
-            let first_id = PROBES | round << 8 | row << 4;
-            probed.join(load::probe(site, first_id).await);
+        let first_id = |row: u64| PROBES | round << 32 | row << 24;
+        let (seed, clients) = (self.options.seed, self.options.clients);
+        let sites = (0..).zip(&self.stage.sites);
+        let probes = sites
+            .clone()
+            .map(|(row, site)| load::probe(site, first_id(row)));
+        let Ok(probes) = tokio::time::timeout(PATIENCE, join_all(probes)).await else {
+            let why = format!("a model was not served within {PATIENCE:?} at a quiet point");
+            harvest.faults.push(why);
+            return;
+        };
+        let bursts = sites.map(|(row, site)| load::burst(site, seed, first_id(row), clients));
+        let bursts = join_all(bursts).await;
+        for probed in probes.into_iter().chain(bursts) {
+            let entries = probed.entries.iter();
+            let incomplete = entries.filter(|entry| entry.outcome.name() != "complete");
+            let told = incomplete.map(|entry| format!("not served at a quiet point: {entry:?}"));
+            harvest.faults.extend(told);
+            harvest.join(probed);
         }
-        let incomplete = probed
-            .entries
-            .iter()
-            .filter(|entry| entry.outcome.name() != "complete");
-        let incomplete = incomplete.map(|entry| format!("not served at a quiet point: {entry:?}"));
-        harvest.faults.extend(incomplete);
-        harvest.join(probed);
     }
 
-    fn judge(&mut self, told: &str, harvest: Harvest, disturbed: &[String]) -> Result<(), Error> {
+    fn judge(&mut self, told: &str, harvest: Harvest, spans: &[Span]) -> Result<(), Error> {
         let mut calls = Calls::new();
         for journal in &mut self.stage.journals {
             journal.read(&mut calls).map_err(Error::io("a journal"))?;
         }
         let mut counts = Counts::default();
+        let past = Past::new(&harvest.entries, &calls, spans);
         let mut faults = harvest.faults;
         faults.extend(judge::round(
             &harvest.entries,
             calls,
-            disturbed,
+            spans,
             &self.past,
             &mut counts,
         ));
@@ -299,7 +331,7 @@ impl Run {
             counts.calls,
             counts.again
         );
-        self.past = Past::new(&harvest.entries, disturbed);
+        self.past = past;
         self.counts.join(counts);
         self.check("answers", told, faults);
         Ok(())

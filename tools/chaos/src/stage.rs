@@ -400,6 +400,7 @@ impl Builder {
     fn finish(self, parts: Vec<Part>, links: Vec<(Link, Relay)>) -> Stage {
         let tls = [None, Some(client_tls())];
         let site = |row: usize| Site {
+            who: Who::Edge(u8::from(row > 0)),
             door: Door {
                 address: self.clients[row],
                 tls: tls[row].clone(),
