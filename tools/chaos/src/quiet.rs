@@ -16,6 +16,9 @@ use crate::stage::Stage;
 /// a node comes back after 1 s and says ready after one more.
 const LIMIT: Duration = Duration::from_secs(40);
 const TICK: Duration = Duration::from_millis(100);
+/// So long an Edge has to find out by itself that a provider is back: its first look is after 5 s, the
+/// next one after 10 more.
+const PROBER: Duration = Duration::from_secs(15);
 /// A status serves its readers for a second: the first one here is of after the load.
 const STALE: Duration = Duration::from_millis(1_050);
 /// An answer of an idle Edge.
@@ -34,17 +37,34 @@ const ZERO: [&str; 9] = [
     "iop_edge_receive_buffers_out{pool=\"session\"}",
 ];
 
-/// Waits until nothing is left; how long it took.
+/// A quiet point that was reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached {
+    pub(crate) after: Duration,
+    /// The harness had to ask for a look at a provider that was put aside.
+    pub(crate) asked: u32,
+}
+
+/// Waits until nothing is left.
 ///
 /// # Errors
 /// What is left.
-pub(crate) async fn wait(stage: &Stage) -> Result<Duration, Vec<String>> {
+pub(crate) async fn wait(stage: &Stage) -> Result<Reached, Vec<String>> {
+    let mut asked = 0;
     let began = Instant::now();
     tokio::time::sleep(STALE).await;
     loop {
-        let left = left(stage).await;
+        let (left, aside) = left(stage).await;
         if left.is_empty() {
-            return Ok(began.elapsed());
+            let after = began.elapsed();
+            return Ok(Reached { after, asked });
+        }
+        if began.elapsed() > PROBER {
+            for (admin, node, provider) in aside {
+                println!("  {provider} of {node} is aside after {PROBER:?}: asked for a look");
+                ask_again(admin, &node, &provider).await;
+                asked += 1;
+            }
         }
         if began.elapsed() > LIMIT {
             return Err(left);
@@ -58,8 +78,11 @@ pub(crate) async fn wait(stage: &Stage) -> Result<Duration, Vec<String>> {
     }
 }
 
-async fn left(stage: &Stage) -> Vec<String> {
-    let mut left = Vec::new();
+/// An admin listener, and a node's provider that is put aside there.
+type Aside = (SocketAddr, String, String);
+
+async fn left(stage: &Stage) -> (Vec<String>, Vec<Aside>) {
+    let (mut left, mut aside) = (Vec::new(), Vec::new());
     for (row, &server) in (0..).zip(&stage.servers) {
         let open = get(server, "/chaos", ANSWER_LIMIT).await;
         if open.as_deref() != Some("{\"open\":0}") {
@@ -75,16 +98,15 @@ async fn left(stage: &Stage) -> Vec<String> {
         }
         match get(admin, "/status", ANSWER_LIMIT).await {
             Some(text) => {
-                let found = status(&text);
-                for (node, provider) in &found.aside {
-                    ask_again(admin, node, provider).await;
-                }
+                let found = status(&text, edge);
+                let found_aside = found.aside.into_iter();
+                aside.extend(found_aside.map(|(node, provider)| (admin, node, provider)));
                 left.extend(found.left.into_iter().map(of_edge));
             }
             None => left.push(of_edge("no status".to_owned())),
         }
     }
-    left
+    (left, aside)
 }
 
 /// What an operator does about a provider that was put aside: a look takes it back.
@@ -105,14 +127,14 @@ fn series(text: &str, name: &str) -> Option<f64> {
     value.parse().ok()
 }
 
-/// Sum over every series of a family.
-fn sum(text: &str, family: &str) -> f64 {
+/// Sum over every series of a family; `None`: there is none.
+pub(crate) fn sum(text: &str, family: &str) -> Option<f64> {
     let lines = text.lines().filter(|line| {
         let rest = line.strip_prefix(family);
         rest.is_some_and(|rest| rest.starts_with([' ', '{']))
     });
     let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-    values.sum()
+    values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
 fn counters(text: &str, edge: u8) -> Vec<String> {
@@ -141,8 +163,8 @@ fn counters(text: &str, edge: u8) -> Vec<String> {
         ],
     ] {
         let both = [taken, returned].map(|family| sum(text, family));
-        if both[0].total_cmp(&both[1]).is_ne() {
-            left.push(format!("{taken} {}, {returned} {}", both[0], both[1]));
+        if both[0].is_none() || both[0] != both[1] {
+            left.push(format!("{taken} {:?}, {returned} {:?}", both[0], both[1]));
         }
     }
     left
@@ -155,7 +177,10 @@ struct Found {
     aside: Vec<(String, String)>,
 }
 
-fn status(text: &str) -> Found {
+/// Nodes, models and providers of each Edge of the stage.
+const ROWS: [[usize; 3]; EDGES as usize] = [[2, 2, 4], [1, 1, 1]];
+
+fn status(text: &str, of_edge: u8) -> Found {
     let mut found = Found::default();
     let Ok(value) = serde_json::from_str::<Value>(text) else {
         found.left.push("a status that is no JSON".to_owned());
@@ -167,13 +192,21 @@ fn status(text: &str) -> Found {
             found.left.push(format!("{name} is {}", edge[name]));
         }
     }
-    if edge["leases_taken"] != edge["leases_returned"] {
+    if !edge["leases_taken"].is_u64() || edge["leases_taken"] != edge["leases_returned"] {
         found.left.push(format!("leases: {edge}"));
     }
     if edge["draining_nodes"] != Value::Array(Vec::new()) {
         found
             .left
             .push(format!("drains {}", edge["draining_nodes"]));
+    }
+    let nodes = list(&value["nodes"]);
+    let providers = nodes.iter().map(|node| list(&node["providers"]).len());
+    let rows = [nodes.len(), list(&value["models"]).len(), providers.sum()];
+    if rows != ROWS[usize::from(of_edge)] {
+        found
+            .left
+            .push(format!("nodes, models, providers: {rows:?}"));
     }
     for model in list(&value["models"]) {
         if model["queued"] != 0 || model["long_queued"] != 0 {
@@ -228,9 +261,16 @@ const ALLOWED: Held = Held {
     threads: 4,
     resident_kib: 48 * 1024,
 };
-/// An Edge of the stage reserves 232 MiB at its start, as its log says, and touches the pages as it
-/// uses them: that is no growth.
-const RESERVED_KIB: u64 = 232 * 1024;
+/// What a life says in its log that it has reserved at its start, KiB: it touches the pages as it uses
+/// them, and that is no growth.
+pub(crate) fn reserved_kib(log: &str) -> u64 {
+    let lines = log.lines().filter(|line| line.contains("memory reserved"));
+    let bytes = lines.filter_map(|line| {
+        let (_, rest) = line.split_once("bytes=")?;
+        rest.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    bytes.sum::<u64>() / 1024
+}
 
 /// What one part held at its quiet points, all its lives.
 #[derive(Clone, Debug, Default)]
@@ -246,12 +286,10 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Takes the figures of a quiet point; `Some`: too much.
-    pub(crate) fn take(&mut self, who: Who, held: Held, lives: u32) -> Option<String> {
-        let untouched_kib = match who {
-            Who::Edge(_) => RESERVED_KIB.saturating_sub(self.warm.resident_kib),
-            Who::Node(_) | Who::Server(_) => 0,
-        };
+    /// Takes the figures of a quiet point, `reserved_kib` being what this life has set aside at its
+    /// start; `Some`: too much.
+    pub(crate) fn take(&mut self, reserved_kib: u64, held: Held, lives: u32) -> Option<String> {
+        let untouched_kib = reserved_kib.saturating_sub(self.warm.resident_kib);
         if self.lives != lives {
             (self.lives, self.life_points, self.life) = (lives, 0, None);
         }
@@ -309,7 +347,9 @@ mod tests {
                  iop_edge_shards_draining 0\niop_edge_sessions 2\n\
                  iop_edge_leases_granted_total{{from=\"submit\"}} 3\n\
                  iop_edge_leases_granted_total{{from=\"queue\"}} 2\n\
-                 iop_edge_leases_returned_total{{by=\"fence\"}} 5\n",
+                 iop_edge_leases_returned_total{{by=\"fence\"}} 5\n\
+                 iop_edge_client_connections_total 1\n\
+                 iop_edge_client_connections_closed_total 1\n",
                 zero.replace("leases_held 0", &format!("leases_held {held}"))
             )
         };
@@ -318,6 +358,14 @@ mod tests {
         assert_eq!(counters(&metrics(0), 1).len(), 1, "one node too many");
         assert_eq!(counters(&metrics(0).replace("\"} 5", "\"} 4"), 0).len(), 1);
         assert!(counters("", 0).len() > ZERO.len());
+        let without = metrics(0);
+        let without = without.lines().filter(|line| !line.contains("_leases_"));
+        let without = without.collect::<Vec<_>>().join("\n");
+        assert_eq!(
+            counters(&without, 0).len(),
+            2,
+            "no lease that is held, and none at all"
+        );
     }
 
     #[test]
@@ -326,7 +374,7 @@ mod tests {
             format!(
                 "{{\"nodes\":[{{\"node_id\":\"n1\",\"connected\":true,\"providers\":[{{\"id\":\"p1\",\
                  \"status\":\"{}\",\"health\":\"{health}\",\"capacity\":4,\"in_flight\":{in_flight},\
-                 \"queued\":0,\"long_in_flight\":0,\"long_queued\":0}}]}}],\"models\":[],\"edge\":\
+                 \"queued\":0,\"long_in_flight\":0,\"long_queued\":0}}]}}],\"models\":[{{\"queued\":0,\"long_queued\":0}}],\"edge\":\
                  {{\"runs\":0,\"waiting\":0,\"leases_held\":0,\"client_connections\":0,\
                  \"leases_taken\":1,\"leases_returned\":1,\"draining_nodes\":[]}}}}",
                 if health == "available" {
@@ -336,10 +384,17 @@ mod tests {
                 }
             )
         };
-        let whole = status(&document(0, "available"));
+        let whole = status(&document(0, "available"), 1);
         assert!(whole.left.is_empty(), "{whole:?}");
-        assert_eq!(status(&document(1, "available")).left.len(), 1);
-        let aside = status(&document(0, "unavailable"));
+        assert_eq!(status(&document(1, "available"), 1).left.len(), 1);
+        assert_eq!(
+            status(&document(0, "available"), 0).left.len(),
+            1,
+            "too few"
+        );
+        let bare = "{\"edge\":{}}";
+        assert!(status(bare, 1).left.len() > 4, "nothing at all");
+        let aside = status(&document(0, "unavailable"), 1);
         assert_eq!((aside.left.len(), aside.aside.len()), (1, 1));
     }
 
@@ -352,16 +407,21 @@ mod tests {
         };
         let mut growth = Growth::default();
         for mib in [10, 80, 90, 70] {
-            assert_eq!(growth.take(Who::Node(0), held(mib), 1), None);
+            assert_eq!(growth.take(0, held(mib), 1), None);
         }
         assert_eq!(growth.life.map(|(first, _)| first), Some(held(90)));
-        assert!(growth.take(Who::Node(0), held(200), 2).is_some());
-        assert!(growth.take(Who::Edge(0), held(200), 2).is_none());
-        assert!(growth.take(Who::Edge(0), held(400), 2).is_some());
+        assert!(growth.take(0, held(200), 2).is_some());
+        let log = "INFO iop: memory reserved holder=\"a b\" bytes=104857600\n\
+                   INFO iop: other bytes=1\n\
+                   INFO iop: memory reserved holder=\"c\" bytes=52428800 x=1\n";
+        let reserved = reserved_kib(log);
+        assert_eq!(reserved, 150 * 1024);
+        assert!(growth.take(reserved, held(150 + 48), 2).is_none());
+        assert!(growth.take(reserved, held(150 + 49), 2).is_some());
         let leaks = Held {
             descriptors: 60,
             ..held(70)
         };
-        assert!(growth.take(Who::Edge(0), leaks, 2).is_some());
+        assert!(growth.take(reserved, leaks, 2).is_some());
     }
 }

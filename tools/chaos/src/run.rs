@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 
-use crate::client::{PATIENCE, order};
+use crate::client::{PATIENCE, get, order};
 use crate::error::Error;
 use crate::journal::{Calls, now_ms};
 use crate::judge::{self, Counts, Past, Span};
@@ -29,6 +29,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// From a part's start until it answers. Before, it listens to no signals, and nobody sends it one.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 const ORDER_LIMIT: Duration = Duration::from_secs(3);
+/// Until an order that was taken shows in the metrics.
+const COUNTED_LIMIT: Duration = Duration::from_secs(10);
 
 struct Run {
     options: Options,
@@ -39,6 +41,10 @@ struct Run {
     /// Faults that were given, by kind.
     given: BTreeMap<&'static str, u32>,
     growth: BTreeMap<Who, Growth>,
+    /// Faults of the plan that were not given: another was at work there, or nobody was.
+    skipped: u32,
+    asked_for_looks: u32,
+    rounds: (usize, usize),
     passed: u32,
     failed: u32,
 }
@@ -86,6 +92,9 @@ pub(crate) async fn run(options: Options) -> Result<bool, Error> {
         past: Past::default(),
         given: BTreeMap::new(),
         growth: BTreeMap::new(),
+        skipped: 0,
+        asked_for_looks: 0,
+        rounds: (0, rounds.len()),
         passed: 0,
         failed: 0,
     };
@@ -109,6 +118,7 @@ impl Run {
                 break;
             }
             let is_quiet = self.round(row, round).await?;
+            self.rounds.0 += 1;
             if !is_quiet || self.failed as usize >= FAULTS_MAX {
                 break;
             }
@@ -132,6 +142,8 @@ impl Run {
         for fault in &given {
             *self.given.entry(fault.fault.kind()).or_default() += 1;
         }
+        let skipped = round.steps.len() - given.len();
+        self.skipped += u32::try_from(skipped).unwrap_or(u32::MAX);
         let mut harvest = load.stop().await;
         faults.append(&mut harvest.faults);
         let spans: Vec<_> = given.iter().filter_map(Given::span).collect();
@@ -140,7 +152,7 @@ impl Run {
         if is_quiet {
             self.probe(&mut harvest, u64::from(row)).await;
             self.judge(&told, harvest, &spans)?;
-            self.held(&told);
+            self.held(&told)?;
         }
         self.looked(&told)?;
         Ok(is_quiet)
@@ -221,26 +233,88 @@ impl Run {
                 let given = self.stage.link(link).trouble(trouble, ms).await?;
                 Ok(given.then_some(None))
             }
-            Fault::Reload { edge } => {
-                let part = self.stage.part(Who::Edge(edge));
-                let Some(_turn) = part.turn() else {
-                    return Ok(None);
-                };
-                part.signal("HUP").await?;
-                Ok(Some(None))
-            }
-            Fault::Drain { node } => {
-                let admin = self.stage.admins[usize::from(Who::edge_of(node))];
-                let name = Who::Node(node).name();
-                let request = format!(
-                    "POST /nodes/{name}/drain HTTP/1.1\r\nhost: chaos\r\nx-iop-operator: chaos\r\n\
-                     connection: close\r\ncontent-length: 0\r\n\r\n"
-                );
-                // Its node or its Edge may be away: then there is nothing to drain.
-                let _drained = order(admin, &request, ORDER_LIMIT).await;
-                Ok(Some(None))
-            }
+            Fault::Reload { edge } => self.reload(edge).await,
+            Fault::Drain { node } => self.drain(node).await,
         }
+    }
+
+    /// An Edge takes what was changed, and counts it; one with managed credentials refuses the order
+    /// and counts that.
+    async fn reload(&self, edge: u8) -> Result<Option<Option<String>>, Error> {
+        let part = self.stage.part(Who::Edge(edge));
+        let Some(_turn) = part.turn() else {
+            return Ok(None);
+        };
+        let family = if edge == 0 {
+            "iop_edge_config_reloads_total"
+        } else {
+            "iop_edge_config_reloads_refused_total"
+        };
+        let Some(before) = self.counted(edge, family).await else {
+            return Ok(None);
+        };
+        let (_, log_end) = part.log_since(0)?;
+        let n = u32::try_from(log_end % 997).unwrap_or(0); // another one than before, nearly always
+        self.stage.change(edge, n + 1)?;
+        part.signal("HUP").await?;
+        let moved = self.until_counted(edge, family, before).await;
+        let (log, _) = part.log_since(log_end)?;
+        let name = part.who.name();
+        Ok(Some(if !moved {
+            Some(format!(
+                "{name} was told to reload, and {family} stays {before}"
+            ))
+        } else if edge == 0 && !log.lines().any(is_change) {
+            Some(format!("{name} has reloaded, and taken no change"))
+        } else {
+            None
+        }))
+    }
+
+    /// `Ok(None)`: the node or its Edge was away, and there was nothing to drain.
+    async fn drain(&self, node: u8) -> Result<Option<Option<String>>, Error> {
+        const FAMILY: &str = "iop_edge_node_drains_total";
+        let edge = Who::edge_of(node);
+        let Some(_turn) = self.stage.part(Who::Edge(edge)).turn() else {
+            return Ok(None);
+        };
+        let name = Who::Node(node).name();
+        let request = format!(
+            "POST /nodes/{name}/drain HTTP/1.1\r\nhost: chaos\r\nx-iop-operator: chaos\r\n\
+             connection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        let Some(before) = self.counted(edge, FAMILY).await else {
+            return Ok(None);
+        };
+        let admin = self.stage.admins[usize::from(edge)];
+        let answer = order(admin, &request, ORDER_LIMIT).await;
+        match answer {
+            Some((200, _)) if self.until_counted(edge, FAMILY, before).await => Ok(Some(None)),
+            Some((200, _)) => Ok(Some(Some(format!(
+                "{name} was drained, and {FAMILY} stays {before}"
+            )))),
+            Some((409, _)) | None => Ok(None),
+            Some((status, body)) => Ok(Some(Some(format!("drain of {name}: {status} {body}")))),
+        }
+    }
+
+    /// The sum of a family of metrics.
+    async fn counted(&self, edge: u8, family: &str) -> Option<f64> {
+        let admin = self.stage.admins[usize::from(edge)];
+        let text = get(admin, "/metrics", ORDER_LIMIT).await?;
+        quiet::sum(&text, family)
+    }
+
+    async fn until_counted(&self, edge: u8, family: &str, before: f64) -> bool {
+        let began = Instant::now();
+        while began.elapsed() < COUNTED_LIMIT {
+            let now = self.counted(edge, family).await;
+            if now.is_some_and(|now| now > before) {
+                return true;
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        false
     }
 
     /// `Some`: it does not answer, and should.
@@ -263,7 +337,9 @@ impl Run {
 
     async fn quiet(&mut self, told: &str, spans: &[Span]) -> bool {
         match quiet::wait(&self.stage).await {
-            Ok(after) => {
+            Ok(reached) => {
+                let after = reached.after;
+                self.asked_for_looks += reached.asked;
                 let mut disturbed: Vec<_> = spans.iter().map(|span| span.who.name()).collect();
                 disturbed.sort();
                 disturbed.dedup();
@@ -337,17 +413,27 @@ impl Run {
         Ok(())
     }
 
-    fn held(&mut self, told: &str) {
+    fn held(&mut self, told: &str) -> Result<(), Error> {
         let mut faults = Vec::new();
         for part in &self.stage.parts {
-            let (Some(held), Who::Edge(_) | Who::Node(_)) = (part.held(), part.who) else {
+            if matches!(part.who, Who::Server(_)) {
+                continue;
+            }
+            let name = part.who.name();
+            let Some(held) = part.held() else {
+                faults.push(format!("{name}: what it holds cannot be read"));
                 continue;
             };
             let growth = self.growth.entry(part.who).or_default();
-            let grown = growth.take(part.who, held, part.lives.get());
-            faults.extend(grown.map(|why| format!("{} {why}", part.who.name())));
+            let reserved_kib = quiet::reserved_kib(&part.log()?);
+            if matches!(part.who, Who::Edge(_)) && reserved_kib == 0 {
+                faults.push(format!("{name} does not say what it has reserved"));
+            }
+            let grown = growth.take(reserved_kib, held, part.lives.get());
+            faults.extend(grown.map(|why| format!("{name} {why}")));
         }
         self.check("growth", told, faults);
+        Ok(())
     }
 
     fn looked(&mut self, told: &str) -> Result<(), Error> {
@@ -368,6 +454,7 @@ impl Run {
         self.failed += 1;
         let (seed, minute) = (self.options.seed, self.minute());
         println!("FAILED {what}: seed {seed}, minute {minute:.1}, steps: {told}");
+        println!("  {}", self.command());
         for fault in faults.iter().take(SHOWN_MAX) {
             println!("  {fault}");
         }
@@ -376,6 +463,23 @@ impl Run {
             faults.len(),
             self.out().display()
         );
+    }
+
+    /// What gives the same plan and the same requests again.
+    fn command(&self) -> String {
+        let Options {
+            minutes,
+            seed,
+            clients,
+            ..
+        } = self.options;
+        let links = match self.stage.form {
+            Form::Veth => "veth",
+            Form::Relay => "relay",
+        };
+        format!(
+            "cargo xtask chaos --minutes {minutes} --seed {seed} --clients {clients} --links {links}"
+        )
     }
 
     fn out(&self) -> &PathBuf {
@@ -410,6 +514,16 @@ impl Run {
         for (kind, count) in &self.given {
             println!("{count:7}  {kind}");
         }
+        let (done, planned) = self.rounds;
+        println!(
+            "{:7}  not given: another was at work there, or nobody to give it to",
+            self.skipped
+        );
+        println!("{done:7}  rounds, of {planned} planned");
+        println!(
+            "{:7}  looks at a provider that the harness had to ask for",
+            self.asked_for_looks
+        );
         println!(
             "-- requests: {}; calls: {}, {} ended as their client left, {} late; asked again: {}",
             self.counts.requests(),
@@ -445,6 +559,11 @@ impl Run {
             );
         }
     }
+}
+
+/// A line of a log that tells of a configuration with changes.
+fn is_change(line: &str) -> bool {
+    line.contains("configuration reloaded") && !line.contains("changes=0")
 }
 
 fn told(step: &Step) -> String {

@@ -34,6 +34,8 @@ use crate::provider::CREDENTIAL;
 use crate::{Options, journal};
 
 const TRUST_DOMAIN: &str = "chaos.iop.local";
+/// Marks a folder as the harness's own.
+const OURS: &str = ".iop-chaos";
 /// Ports come from below those that outgoing connections are given.
 const PORTS: (u32, u32) = (10_000, 22_000);
 /// An answer of a part that has just begun.
@@ -66,6 +68,9 @@ limits:
 log:
   access: all
 ";
+/// What reloads change.
+const WAIT: &str = "  queue_wait_ms: ";
+const WAIT_MS: u32 = 6_000;
 const NODE_WAITS: &str = "reconnect:
   interval_sec: 1
   max_attempts: 0
@@ -84,6 +89,7 @@ provider_http:
 /// Everything that runs, and where it is reached.
 #[derive(Debug)]
 pub(crate) struct Stage {
+    out: PathBuf,
     pub(crate) parts: Vec<Part>,
     links: Vec<(Link, Relay)>,
     pub(crate) sites: Vec<Rc<Site>>,
@@ -131,6 +137,17 @@ impl Stage {
         found.expect("every part is on the stage")
     }
 
+    /// Writes the Edge's file anew, with one figure changed that a running Edge takes: what waits may wait
+    /// `n` milliseconds longer or shorter than before.
+    pub(crate) fn change(&self, edge: u8, n: u32) -> Result<(), Error> {
+        let path = self.out.join(format!("{}.yaml", Who::Edge(edge).name()));
+        let failed = || Error::io(path.display().to_string());
+        let text = fs::read_to_string(&path).map_err(failed())?;
+        let beside = self.out.join("changed.yaml");
+        fs::write(&beside, changed(&text, n)).map_err(failed())?;
+        fs::rename(&beside, &path).map_err(failed())
+    }
+
     /// Whether it does what it was started for, signals included: an Edge and a model server answer,
     /// a node's log says that it has begun.
     pub(crate) async fn is_ready(&self, who: Who) -> Result<bool, Error> {
@@ -160,10 +177,7 @@ impl Builder {
             Some(Form::Veth) => Some(Network::new().await?),
             None => Network::permitted().await,
         };
-        let out = options.out.clone();
-        let _gone = fs::remove_dir_all(&out); // an earlier run's
-        fs::create_dir_all(&out).map_err(Error::io(out.display().to_string()))?;
-        let out = out.canonicalize().map_err(Error::io("--out"))?;
+        let out = fresh(&options.out)?;
         let mut ports = Ports::new();
         let mut free = |count: u8| {
             (0..count)
@@ -414,6 +428,7 @@ impl Builder {
             .to_vec();
         secrets.extend(self.keys.iter().cloned());
         Stage {
+            out: self.out.clone(),
             parts,
             links,
             sites: (0..usize::from(EDGES))
@@ -431,6 +446,35 @@ impl Builder {
             _network: self.network,
         }
     }
+}
+
+/// Makes the folder anew. One that is not empty is deleted only if an earlier run has marked it as its own.
+fn fresh(out: &Path) -> Result<PathBuf, Error> {
+    let failed = || Error::io(out.display().to_string());
+    fs::create_dir_all(out).map_err(failed())?;
+    let out = out.canonicalize().map_err(failed())?;
+    let mut held = fs::read_dir(&out).map_err(failed())?;
+    if held.next().is_some() {
+        if !out.join(OURS).is_file() {
+            let why = "holds what no run of the harness has left";
+            return Err(Error::Usage(format!("--out {}: {why}", out.display())));
+        }
+        fs::remove_dir_all(&out).map_err(failed())?;
+        fs::create_dir_all(&out).map_err(failed())?;
+    }
+    fs::write(out.join(OURS), "").map_err(failed())?;
+    Ok(out)
+}
+
+fn changed(text: &str, n: u32) -> String {
+    let lines = text.lines().map(|line| {
+        if line.starts_with(WAIT) {
+            format!("{WAIT}{}\n", WAIT_MS + n)
+        } else {
+            format!("{line}\n")
+        }
+    });
+    lines.collect()
 }
 
 fn provider(id: &str, adapter: &str, target: &str, capacity: u32) -> String {
@@ -519,4 +563,34 @@ fn client_tls() -> Arc<ClientConfig> {
         .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
         .with_no_client_auth();
     Arc::new(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_somebody_else_stays() {
+        let out = std::env::temp_dir().join(format!("iop-stage-{}", std::process::id()));
+        let _gone = fs::remove_dir_all(&out);
+        assert!(fresh(&out).is_ok(), "a new one");
+        fs::write(out.join("e1.log"), "x").unwrap();
+        assert!(fresh(&out).is_ok(), "its own");
+        assert!(!out.join("e1.log").exists());
+        fs::remove_file(out.join(OURS)).unwrap();
+        assert!(fresh(&out).is_ok(), "an empty one");
+        fs::remove_file(out.join(OURS)).unwrap();
+        fs::write(out.join("thesis"), "x").unwrap();
+        assert!(fresh(&out).is_err());
+        assert!(out.join("thesis").exists());
+        fs::remove_dir_all(&out).unwrap();
+    }
+
+    #[test]
+    fn a_reload_has_something_to_take() {
+        let with = |n| changed(EDGE_WAITS, n);
+        assert_eq!(with(0), EDGE_WAITS);
+        assert_ne!(with(1), EDGE_WAITS);
+        assert_eq!(changed(&with(1), 2), with(2));
+    }
 }
