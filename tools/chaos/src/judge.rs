@@ -455,12 +455,16 @@ impl Span {
     }
 }
 
-/// A call that its node may have taken for a silent or dead one: a fault was at work while it was
-/// open, or its server got so little time that it said nothing for as long as nodes wait.
-fn is_explained(call: &Call, spans: &[Span]) -> bool {
+/// Its server got so little time that it said nothing for as long as nodes wait.
+fn was_starved(call: &Call) -> bool {
     let spoke_ms = call.output_ms.or(call.ended_ms).unwrap_or(call.begun_ms);
     spoke_ms.saturating_sub(call.begun_ms) >= SILENCE_MS
-        || spans.iter().any(|span| span.explains(call, STALL_WAIT_MS))
+}
+
+/// A call that its node may have taken for a silent or dead one: a fault was at work while it was
+/// open, or nearly, or its server was starved.
+fn is_explained(call: &Call, spans: &[Span]) -> bool {
+    was_starved(call) || spans.iter().any(|span| span.explains(call, STALL_WAIT_MS))
 }
 
 /// What a round leaves to the next one.
@@ -611,6 +615,14 @@ fn again(entry: &Entry, calls: &[Call], spans: &[Span]) -> Result<(), String> {
     let settled = calls.iter().filter(|call| !may_be_asked_again(call));
     if settled.count() > 1 {
         return Err("asked again for no reason".to_owned());
+    }
+    // A node asks its server again only if the connection had served before, and so may have been dead.
+    for (row, call) in calls.iter().enumerate() {
+        let mut later = calls[row + 1..].iter();
+        let was_silent = entry.ask.fate.at(&call.server()) == Fate::Silent || was_starved(call);
+        if call.nth < 2 && !was_silent && later.any(|other| other.server() == call.server()) {
+            return Err("asked again of the same server, after a new connection".to_owned());
+        }
     }
     Ok(())
 }
@@ -899,6 +911,21 @@ mod tests {
         };
         let starved = [starved, call("p2.1.1", true)];
         assert_eq!(judged(ASK, complete.clone(), &starved, &[]), 0);
+        let dead = |nth| Call {
+            nth,
+            ..call("p2.1.0", false)
+        };
+        let p2 = [span(Who::Server(1), 10_500, 12_000)];
+        let twice = |nth| {
+            judged(
+                ASK,
+                complete.clone(),
+                &[dead(nth), call("p2.1.1", true)],
+                &p2,
+            )
+        };
+        assert_eq!(twice(2), 0);
+        assert_eq!(twice(1), 1, "that connection was new");
         let silent = [call("p1.1.1", false), call("p2.1.1", true)];
         assert_eq!(
             judged(ASK, complete, &silent, &[]),

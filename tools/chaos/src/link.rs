@@ -112,7 +112,8 @@ impl Relay {
             Trouble::DeafBack => state.back_blocked = on,
             Trouble::Cut => state.cuts += u64::from(on),
             Trouble::HalfClosed => state.half_closes += u64::from(on),
-            Trouble::Late(ms) => state.late_ms = if on { ms } else { 0 },
+            Trouble::Late(ms) if on => state.late_ms += ms, // two at once are both felt
+            Trouble::Late(ms) => state.late_ms -= ms,
         });
         Ok(())
     }
