@@ -80,17 +80,21 @@ impl Network {
     pub(crate) async fn new() -> Result<Self, Error> {
         let mut taken = None;
         for slot in 0..SLOTS_MAX {
+            if taken.is_some() && !Path::new(&claim_file(slot)).exists() {
+                continue; // nobody was ever there
+            }
             let Some(claim) = claim(slot)? else { continue };
             if taken.is_none() {
                 taken = Some(Self { slot, claim });
             } // every other one was swept
         }
         let network = taken.ok_or_else(|| Error::Part("every slot is taken".to_owned()))?;
+        // First of all, so that whatever of it is made is found by the next run.
+        let file = claim_file(network.slot);
+        fs::write(&file, std::process::id().to_string()).map_err(Error::io(file))?;
         for node in 0..NODES {
             network.space(node).await?;
         }
-        let file = claim_file(network.slot);
-        fs::write(&file, std::process::id().to_string()).map_err(Error::io(file))?;
         Ok(network)
     }
 
@@ -303,8 +307,9 @@ fn claim(slot: u8) -> Result<Option<File>, Error> {
     if owner.is_empty() {
         return Ok(Some(file));
     }
-    // One of before there were locks may live on.
-    if Path::new("/proc").join(owner).exists() && owner != std::process::id().to_string() {
+    // One of before there were locks may live on; of one that is dead there is no command line.
+    let command = fs::read(Path::new("/proc").join(owner).join("cmdline")).unwrap_or_default();
+    if String::from_utf8_lossy(&command).contains("iop-chaos") {
         return Ok(None);
     }
     clear(slot);

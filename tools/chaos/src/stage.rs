@@ -11,7 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -365,8 +365,10 @@ impl Builder {
     fn parts(&self) -> Result<Vec<Part>, Error> {
         let own = std::env::current_exe().map_err(Error::io("this program"))?;
         let text = |path: &Path| path.display().to_string();
+        let leash = leash();
         let mut parts = Vec::new();
         let mut add = |who: Who, words: Vec<String>, environment| {
+            let words = [&leash[..], &words[..]].concat();
             parts.push(Part::new(who, words, environment, self.out.clone()));
         };
         for (row, address) in (0..NODES).zip(&self.servers) {
@@ -445,6 +447,19 @@ impl Builder {
             servers: self.servers,
             _network: self.network,
         }
+    }
+}
+
+/// What makes a program end with the harness, however that ends; nothing where the host has no such tool.
+fn leash() -> Vec<String> {
+    let words = ["setpriv", "--pdeathsig", "KILL"];
+    let mut tried = Command::new(words[0]);
+    let tried = tried.args(&words[1..]).arg("true");
+    let tried = tried.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if tried.is_ok_and(|status| status.success()) {
+        words.map(str::to_owned).to_vec()
+    } else {
+        Vec::new()
     }
 }
 
