@@ -4,8 +4,8 @@ use iop_proto::domain::HealthEvidence::{self, Available, Unavailable, Unknown};
 use iop_proto::domain::{ExecutionFailure, FailureCode, FrameKind, HealthPair};
 
 use crate::kit::{
-    FRAME, Kill, Run, World, bytes_field, catalog, entry, expect_abort, expect_cancel,
-    expect_error, expect_error_event, expect_nothing, int_field, sealed, stall,
+    Kill, Run, World, catalog, expect_abort, expect_cancel, expect_error, expect_error_event,
+    expect_nothing, stall,
 };
 use crate::support::{Node, chat};
 
@@ -169,24 +169,12 @@ fn r158_evidence_that_does_not_fit_the_lease_is_handed_on_to_nobody() {
     }
     // Keys of an Edge's own making count nothing, whatever they say; the rest is judged.
     let (mut client, run) = asked(&world, &mut node, "only1", false);
-    let pairs = [
-        ("provider_health", "available"),
-        ("liveness_classification", "request_stalled"),
-        ("adapter", "a1"),
-        ("target", "t1"),
+    let keys = [
         ("provider_id", "p2"),
         ("recovery_handoff", "confirmed"),
         ("recovery_eligible", "true"),
     ];
-    let metadata = pairs.map(|(key, value)| bytes_field(2, &entry(key, value.as_bytes())));
-    let failure = [bytes_field(1, b"response_stalled"), metadata.concat()].concat();
-    let frame = [
-        bytes_field(1, run.id.as_bytes()),
-        int_field(3, 4),
-        int_field(4, 1),
-        bytes_field(15, &failure),
-    ];
-    node.send_bytes(&sealed(FRAME, &frame.concat()));
+    run.stall_with(&mut node, &keys);
     expect_error(&mut client, 504, "response_stalled", "provider");
     world.wait(CONFIRMED, 1);
     world.wait("iop_edge_evidence_keys_dropped_total", 3);

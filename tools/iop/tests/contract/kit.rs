@@ -314,6 +314,30 @@ impl Run {
         node.send_bytes(&envelope(&Message::TunnelFrame(frame)));
     }
 
+    /// The stall terminal of a run of `a1` and `t1`, first frame of it, that says `available` and has
+    /// `keys` of an Edge's own making.
+    pub(crate) fn stall_with(&self, node: &mut Node, keys: &[(&str, &str)]) {
+        let evidence = [
+            ("provider_health", "available"),
+            ("liveness_classification", "request_stalled"),
+            ("adapter", "a1"),
+            ("target", "t1"),
+        ];
+        let pairs = evidence.iter().chain(keys);
+        let metadata = pairs.map(|(key, value)| bytes_field(2, &entry(key, value.as_bytes())));
+        let metadata = metadata.collect::<Vec<_>>().concat();
+        let frame = [
+            bytes_field(1, self.id.as_bytes()),
+            int_field(3, 4),
+            int_field(4, 1),
+            bytes_field(
+                15,
+                &[bytes_field(1, b"response_stalled"), metadata].concat(),
+            ),
+        ];
+        node.send_bytes(&sealed(FRAME, &frame.concat()));
+    }
+
     /// A frame of that kind and sequence, nothing else in it.
     pub(crate) fn bare(&self, kind: FrameKind, sequence: u64) -> Vec<u8> {
         let mut frame = TunnelFrameOut::end(&self.id, sequence);

@@ -5,10 +5,7 @@ use std::fs;
 
 use iop_proto::domain::HealthEvidence::{Available, Unavailable};
 
-use crate::kit::{
-    FRAME, Run, World, answer, bytes_field, catalog, entry, expect_error, int_field, pending,
-    register_and_ready, sealed, stall,
-};
+use crate::kit::{Run, World, answer, catalog, expect_error, pending, register_and_ready, stall};
 use crate::support::{Metrics, Node, Setup, chat, http_get};
 
 /// An Edge of two nodes whose log, at `level`, can be read afterwards.
@@ -128,22 +125,7 @@ fn r326_a_tunnels_body_is_in_no_log_no_figure_and_no_notice() {
     // The key comes with valid evidence, and is dropped.
     let mut client = world.asks(&asked);
     let run = Run::asked(&mut node);
-    let pairs = [
-        ("provider_health", "available"),
-        ("liveness_classification", "request_stalled"),
-        ("adapter", "a1"),
-        ("target", "t1"),
-        ("recovery_eligible", "true"),
-    ];
-    let metadata = pairs.map(|(key, value)| bytes_field(2, &entry(key, value.as_bytes())));
-    let failure = [bytes_field(1, b"response_stalled"), metadata.concat()].concat();
-    let frame = [
-        bytes_field(1, run.id.as_bytes()),
-        int_field(3, 4),
-        int_field(4, 1),
-        bytes_field(15, &failure),
-    ];
-    node.send_bytes(&sealed(FRAME, &frame.concat()));
+    run.stall_with(&mut node, &[("recovery_eligible", "true")]);
     let (head, body, _) = answer(&mut client);
     assert_eq!(head.status, 504);
     shown += &format!("{head:?}{}", String::from_utf8_lossy(&body));
