@@ -50,7 +50,7 @@ pub struct Reloaded {
     pub restart: Vec<&'static str>,
 }
 
-/// Why a reload was not made. Everything is as it was.
+/// Why a reload was not made, or not confirmed. Everything is as it was, but for the last.
 #[derive(Debug)]
 pub enum ReloadError {
     /// The file, by line and field.
@@ -337,5 +337,96 @@ fn say(outcome: &Result<Reloaded, ReloadError>) {
         }
         Err(error @ ReloadError::Unconfirmed) => warn!(%error, "configuration reloaded"),
         Err(error) => warn!(%error, "configuration not reloaded"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::metrics::ShardMetrics;
+
+    const FILE: &str = "\
+listeners: {nodes: 127.0.0.1:7443, clients: 127.0.0.1:8080, insecure_plaintext_nodes: true}
+nodes:
+  - id: n1
+    adapters: [{name: vllm, type: vllm, base_url: http://127.0.0.1:8000}]
+    providers: [{id: p1, adapter: vllm, target: t1, capacity: 1}]
+models: [{name: m1, providers: [p1]}]
+";
+
+    /// Changed text of the running file, and what is said to be in force.
+    struct World {
+        path: PathBuf,
+        asks: Sender<ReloadRequest>,
+        epoch: Current<Epoch>,
+        commands: Receiver<Command>,
+    }
+
+    impl World {
+        fn reload(&self, capacity: &str) -> Result<Reloaded, ReloadError> {
+            let text = FILE.replace("capacity: 1", &format!("capacity: {capacity}"));
+            std::fs::write(&self.path, text).unwrap();
+            let (reply, answer) = bounded(1);
+            let reply = Some(reply);
+            self.asks.send(ReloadRequest { reply }).unwrap();
+            answer.recv_timeout(3 * TAKEN_WAIT).unwrap()
+        }
+
+        /// What control was told since.
+        fn told(&self) -> Vec<Command> {
+            let first = self.commands.recv_timeout(TAKEN_WAIT);
+            first.into_iter().chain(self.commands.try_iter()).collect()
+        }
+
+        fn in_force(&self) -> (u64, u32) {
+            let epoch = self.epoch.get();
+            (epoch.number, epoch.names.providers[0].capacity)
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_a_shard_is_late_to_take_is_in_force_and_not_counted_as_refused() {
+        let path = std::env::temp_dir().join(format!("iop-reload-{}.yaml", std::process::id()));
+        std::fs::write(&path, FILE).unwrap();
+        let config = EdgeConfig::load(&path).unwrap();
+        let epoch = Current::new(Arc::new(Epoch::new(0, &config)));
+        let (mut shard, reader) = ShardMetrics::new();
+        let (commands_in, commands) = bounded(4);
+        let reloader = Reloader::spawn(ReloadParts {
+            epoch: epoch.clone(),
+            names: Current::new(Arc::clone(&config.names)),
+            front: Current::new(Arc::new(load_tls(&config).unwrap())),
+            commands: commands_in,
+            control: Waker::new().unwrap(),
+            shards: vec![reader],
+            config,
+        })
+        .unwrap();
+        let asks = reloader.asks();
+        let world = World {
+            path,
+            asks,
+            epoch,
+            commands,
+        };
+        assert!(matches!(world.reload("many"), Err(ReloadError::Config(_))));
+        assert!(matches!(world.told()[..], [Command::ReloadRefused]));
+        assert_eq!(world.in_force(), (0, 1));
+        assert!(matches!(world.reload("2"), Err(ReloadError::Unconfirmed)));
+        assert!(
+            matches!(world.told()[..], [Command::Reload(_)]),
+            "not refused"
+        );
+        assert_eq!(world.in_force(), (1, 2));
+        shard.set(ShardMetric::EpochsTaken, 2);
+        assert_eq!(world.reload("3").unwrap().epoch, 2);
+        assert!(matches!(world.told()[..], [Command::Reload(_)]));
+        assert_eq!(world.in_force(), (2, 3));
+        let World { path, asks, .. } = world;
+        drop(asks);
+        reloader.stop();
+        std::fs::remove_file(path).unwrap();
     }
 }
