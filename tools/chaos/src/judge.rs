@@ -536,6 +536,31 @@ pub(crate) fn round(
     faults
 }
 
+/// Trouble of a site is over so long after its fault: what was lost is sent again, or given up.
+const OVER_MS: u64 = 8_000;
+/// The node took its server for silent. On a machine with too little time it may be right.
+const STALLS: [&str; 2] = ["response_stalled", "The provider stopped answering."];
+
+/// Answers that broke off although nothing was wrong. `troubles`: when a fault was at work on anything
+/// of the Edge that a span names, its nodes, servers and links included.
+pub(crate) fn broken(entries: &[Entry], troubles: &[Span]) -> Vec<String> {
+    let is_untroubled = |entry: &&Entry| {
+        let mut at_site = troubles.iter().filter(|span| span.who == entry.site);
+        !at_site.any(|span| span.meets(entry.from_ms, entry.to_ms, OVER_MS))
+    };
+    let breaks = |entry: &&Entry| match &entry.outcome {
+        Outcome::Cut { .. } => entry.leave == Leave::Never,
+        Outcome::Failed { code, .. } => !STALLS.contains(&code.as_str()),
+        Outcome::Complete { .. } | Outcome::Refused { .. } | Outcome::Left { .. } => false,
+        Outcome::Nothing | Outcome::Unreachable | Outcome::Wrong { .. } => false,
+    };
+    let whole = entries.iter().filter(|entry| entry.ask.fate == Fate::Whole);
+    let broken = whole.filter(breaks).filter(is_untroubled);
+    broken
+        .map(|entry| format!("broke off, and nothing was wrong: {entry:?}"))
+        .collect()
+}
+
 /// What a server was asked is what the client asked, and all of it.
 fn was_passed_on(entry: &Entry, calls: &[Call]) -> Result<(), String> {
     let raw = entry.surface != Surface::Words;
@@ -829,6 +854,32 @@ mod tests {
             let faults = round(&[kept], Calls::new(), &[], &past, &mut Counts::default());
             assert!(faults.is_empty());
         }
+    }
+
+    #[test]
+    fn an_answer_breaks_off_only_where_something_is_wrong() {
+        let failed = |code: &str| Outcome::Failed {
+            code: code.to_owned(),
+            tag: None,
+        };
+        let of =
+            |outcome: &Outcome, spans: &[Span]| broken(&[entry(ASK, outcome.clone())], spans).len();
+        for outcome in [failed("node_lost"), Outcome::Cut { tag: None }] {
+            assert_eq!(of(&outcome, &[]), 1);
+            assert_eq!(of(&outcome, &[span(Who::Edge(0), 1_000, 2_000)]), 0);
+            assert_eq!(of(&outcome, &[span(Who::Edge(0), 1_000, 1_999)]), 1, "over");
+            assert_eq!(
+                of(&outcome, &[span(Who::Edge(1), 1_000, 20_000)]),
+                1,
+                "elsewhere"
+            );
+        }
+        assert_eq!(of(&failed(STALLS[0]), &[]), 0);
+        let asked_for = Ask {
+            fate: Fate::Broken,
+            ..ASK
+        };
+        assert!(broken(&[entry(asked_for, failed("node_lost"))], &[]).is_empty());
     }
 
     #[test]

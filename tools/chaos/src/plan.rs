@@ -145,6 +145,22 @@ impl Fault {
         }
     }
 
+    /// The Edge whose answers it may break off; a reload touches none.
+    pub(crate) const fn troubles(&self) -> Option<Who> {
+        let row = match *self {
+            Self::Kill { who, .. } | Self::Pause { who, .. } => match who {
+                Who::Edge(edge) => edge,
+                Who::Node(row) | Who::Server(row) => Who::edge_of(row),
+            },
+            Self::Link { link, .. } => match link {
+                Link::Edge(row) | Link::Server(row) => Who::edge_of(row),
+            },
+            Self::Drain { node } => Who::edge_of(node),
+            Self::Reload { .. } => return None,
+        };
+        Some(Who::Edge(row))
+    }
+
     /// Whose silence it explains: a model server whose calls may look silent or dead to its node, so that
     /// somebody is asked again, or an Edge that may answer nobody. No loss of an Edge, of a node or of
     /// the link between them is a reason to ask again; nor is a link that is late, or whose node's side
@@ -309,6 +325,9 @@ mod tests {
         }
         assert_eq!(near(Trouble::Late(120)), None);
         assert_eq!(near(Trouble::HalfClosed), None);
+        let at_second = link(Link::Server(2), Trouble::Cut).troubles();
+        assert_eq!(at_second, Some(Who::Edge(1)));
+        assert_eq!(Fault::Reload { edge: 0 }.troubles(), None);
         let pause = |who| Fault::Pause { who, ms: 9 }.explains();
         assert_eq!(pause(Who::Node(2)), Some(Who::Server(2)));
         assert_eq!(pause(Who::Edge(1)), Some(Who::Edge(1)));

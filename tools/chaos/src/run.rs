@@ -59,13 +59,13 @@ struct Given {
 }
 
 impl Given {
-    fn span(&self) -> Option<Span> {
-        let who = self.fault.explains()?;
-        Some(Span {
+    /// While it was at work, `who` being whom that concerns.
+    fn span(&self, who: Who) -> Span {
+        Span {
             who,
             from_ms: self.from_ms,
             to_ms: self.to_ms,
-        })
+        }
     }
 }
 
@@ -146,7 +146,14 @@ impl Run {
         self.skipped += u32::try_from(skipped).unwrap_or(u32::MAX);
         let mut harvest = load.stop().await;
         faults.append(&mut harvest.faults);
-        let spans: Vec<_> = given.iter().filter_map(Given::span).collect();
+        let spans = given.iter();
+        let spans = spans.filter_map(|given| Some(given.span(given.fault.explains()?)));
+        let spans: Vec<_> = spans.collect();
+        let troubles = given.iter();
+        let troubles = troubles.filter_map(|given| Some(given.span(given.fault.troubles()?)));
+        let troubles: Vec<_> = troubles.collect();
+        let broken = judge::broken(&harvest.entries, &troubles);
+        harvest.faults.extend(broken);
         self.check("ends", &told, faults);
         let is_quiet = self.quiet(&told, &spans).await;
         if is_quiet {
