@@ -81,7 +81,7 @@ pub(crate) struct Entry {
     pub(crate) leave: Leave,
     /// The Edge that was asked.
     pub(crate) site: Who,
-    /// Its connection was made for it.
+    /// Its connection was made for it, or had served, and was to be kept, 2 s ago at most.
     pub(crate) is_fresh: bool,
     pub(crate) from_ms: u64,
     pub(crate) to_ms: u64,
@@ -606,7 +606,7 @@ fn exchange(entry: &Entry, calls: &[Call], spans: &[Span]) -> Result<(), String>
 }
 
 /// Who makes a connection gets an answer on it, in words: unless the Edge was killed or paused then.
-/// A connection that has served may just have been closed.
+/// So does who has just got one on it. One that was kept for long may just have been closed.
 fn was_answered(entry: &Entry, spans: &[Span]) -> Result<(), String> {
     let is_silent = matches!(entry.outcome, Outcome::Nothing | Outcome::Unreachable);
     if !is_silent || !entry.is_fresh {

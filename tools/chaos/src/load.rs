@@ -5,7 +5,7 @@
 //! What is asked follows from the seed; when, from how fast it is answered.
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
@@ -22,6 +22,8 @@ use crate::plan::Who;
 const REST_MS: (u32, u32) = (30, 250);
 /// Before a client comes back that found nobody.
 const AWAY: Duration = Duration::from_millis(250);
+/// Half of what an Edge keeps a connection that is not used, which is 4 s.
+const KEPT: Duration = Duration::from_secs(2);
 /// What the model servers of the stage call their models.
 pub(crate) const TARGET: &str = "t";
 
@@ -325,6 +327,8 @@ struct Client {
     dice: Dice,
     next_id: u64,
     connection: Option<Connection>,
+    /// When `connection` has served, if there is one.
+    served: Instant,
 }
 
 impl Client {
@@ -334,6 +338,7 @@ impl Client {
             dice: Dice::new(seed, first_id),
             next_id: first_id,
             connection: None,
+            served: Instant::now(),
         }
     }
 
@@ -400,14 +405,14 @@ impl Client {
         )
     }
 
-    /// Whether the connection was made for it, too.
+    /// Also whether the connection was made for it, or has just served.
     async fn exchange(&mut self, request: &str, manner: Manner) -> (Seen, bool) {
         let kept = if manner.keeps() {
             self.connection.take()
         } else {
             None
         };
-        let is_fresh = kept.is_none();
+        let is_fresh = kept.is_none() || self.served.elapsed() < KEPT;
         let mut connection = match kept {
             Some(connection) => connection,
             None => match timeout(PATIENCE, Connection::open(&self.site.door, manner)).await {
@@ -422,6 +427,7 @@ impl Client {
         let (seen, again) = connection.ask(request.as_bytes(), manner).await;
         if again {
             self.connection = Some(connection);
+            self.served = Instant::now();
         }
         (seen, is_fresh)
     }
