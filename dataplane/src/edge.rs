@@ -14,7 +14,7 @@ use iop_control::names::Names;
 use iop_proto::ids::{BootNonce, Now, ShardIndex};
 use iop_proto::reason::Reason;
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::admin::{self, Admin, AdminError, Operator, Readiness};
@@ -166,7 +166,6 @@ pub fn run(config: EdgeConfig) -> Result<(), EdgeError> {
     if let Some(limit) = crate::metrics::descriptors_max().filter(|&limit| limit < least) {
         return Err(EdgeError::Descriptors { limit, least });
     }
-    let edge = start(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -174,12 +173,34 @@ pub fn run(config: EdgeConfig) -> Result<(), EdgeError> {
             what: "signal runtime",
             source,
         })?;
-    runtime
-        .block_on(serve(edge))
-        .map_err(|source| EdgeError::Thread {
-            what: "signals",
-            source,
+    let failed = |source| EdgeError::Thread {
+        what: "signals",
+        source,
+    };
+    // Before anybody can see that it starts: a signal from then on is obeyed once it has started.
+    let signals = {
+        let _inside = runtime.enter();
+        Signals::new().map_err(failed)?
+    };
+    let edge = start(config)?;
+    runtime.block_on(serve(edge, signals)).map_err(failed)
+}
+
+/// What an operator may send.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
+    }
 }
 
 /// A running Edge, as its main thread holds it.
@@ -542,10 +563,12 @@ impl Threads<'_> {
 }
 
 /// Waits for a signal, then drains: a second signal ends at once. `[D-07]` `[D-55]`
-async fn serve(mut edge: Edge) -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+async fn serve(mut edge: Edge, signals: Signals) -> io::Result<()> {
+    let Signals {
+        mut terminate,
+        mut interrupt,
+        mut hangup,
+    } = signals;
     loop {
         tokio::select! {
             _ = terminate.recv() => break,

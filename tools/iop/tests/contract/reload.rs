@@ -1,7 +1,10 @@
 //! Another configuration for an Edge that runs: what takes effect, what stays, and that nobody who
 //! streams notices.
+use std::net::TcpStream;
+use std::time::Instant;
+
 use crate::kit::{Run, World, catalog, expect_error, noise};
-use crate::support::{Client, Node, Setup, chat};
+use crate::support::{Client, DEADLINE, Edge, Node, Setup, chat};
 
 /// The catalog of `kit`, with node `n3`, its provider `p3` and model `only3`.
 fn third(capacities: [u32; 2], tail: &str) -> String {
@@ -288,4 +291,31 @@ fn make_pki_for(world: &World, node: &str) {
         .arg(pki)
         .output();
     assert!(made.expect("iop runs").status.success());
+}
+
+/// Whoever can see that it starts may signal it: the signal is obeyed once it has started.
+#[test]
+fn a_signal_while_an_edge_starts_is_obeyed_when_it_has() {
+    let setup = Setup {
+        nodes: vec!["n1", "n2"],
+        ..Setup::with(&catalog([1, 1], ""))
+    };
+    let begun = || {
+        let edge = Edge::begin(&setup);
+        let began = Instant::now();
+        while TcpStream::connect(edge.clients).is_err() {
+            assert!(began.elapsed() < DEADLINE, "it listens to nobody");
+            std::thread::yield_now();
+        }
+        edge
+    };
+    let mut edge = begun();
+    edge.signal("-HUP");
+    edge.wait_ready();
+    edge.wait_metrics("the reload", |seen| {
+        seen.get("iop_edge_config_reloads_total") == 1.0
+    });
+    let mut edge = begun();
+    edge.signal("-TERM");
+    assert!(edge.wait_exit().success(), "it drains and ends");
 }

@@ -237,6 +237,13 @@ pub struct Edge {
 
 impl Edge {
     pub fn start(setup: &Setup) -> Self {
+        let mut edge = Self::begin(setup);
+        edge.wait_ready();
+        edge
+    }
+
+    /// The process is there; nothing else is sure.
+    pub fn begin(setup: &Setup) -> Self {
         let directory = Directory::new();
         make_pki(&directory, &setup.nodes);
         let [nodes, clients, admin] =
@@ -274,19 +281,17 @@ impl Edge {
             .stderr(log)
             .spawn()
             .expect("iop edge starts");
-        let mut edge = Self {
+        Self {
             child,
             head,
             directory,
             nodes,
             clients,
             admin,
-        };
-        edge.wait_ready();
-        edge
+        }
     }
 
-    fn wait_ready(&mut self) {
+    pub fn wait_ready(&mut self) {
         let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("a child of ours") {
