@@ -14,14 +14,14 @@ const HEAD_BYTES_MAX: usize = 8 * 1024;
 const LINE_BYTES_MAX: usize = 64 * 1024;
 /// What marks a request of ours: this, its colon and a quote, whatever blanks whoever rewrites it puts
 /// between, and then `s` and five digits, the stream's number.
-const MARK: &[u8] = b"\"user\"";
+const MARK: &[u8] = b"\"content\"";
 const MARK_DIGITS: usize = 5;
 
 /// The request of stream `stream` for model `model`.
 pub(crate) fn request(model: &str, stream: usize) -> Vec<u8> {
     let body = format!(
-        "{{\"model\":\"{model}\",\"stream\":true,\"user\":\"s{stream:05}\",\
-         \"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}]}}"
+        "{{\"model\":\"{model}\",\"stream\":true,\
+         \"messages\":[{{\"role\":\"user\",\"content\":\"s{stream:05}\"}}]}}"
     );
     let length = body.len();
     format!(
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(marked(&whole), Some(321));
         let end = whole.windows(5).position(|part| part == b"00321").unwrap() + 5;
         assert_eq!(marked(&whole[..end - 1]), None);
-        assert_eq!(marked(b"{\"user\" : \"s00042\"}"), Some(42));
-        assert_eq!(marked(b"{\"user\":\"t00042\"}"), None);
+        assert_eq!(marked(b"{\"content\" : \"s00042\"}"), Some(42));
+        assert_eq!(marked(b"{\"content\":\"t00042\"}"), None);
     }
 }
