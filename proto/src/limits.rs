@@ -229,8 +229,8 @@ pub const PROVIDER_CONNECT_MS_DEFAULT: u64 = 10_000;
 pub const WAITING_ATTEMPTS_MAX: u32 = 1_024;
 /// Members of one JSON object of a run's input: each is compared with each.
 pub const RUN_MEMBERS_MAX: usize = 128;
-/// Messages of a run, parts of one message, choices of one answer, tools offered, calls asked for, stop sequences: what is
-/// made of a list stays within a small multiple of its text.
+/// Messages of a run, parts of one message, choices of one answer, tools offered, calls asked for, stop
+/// sequences: what is made of a list stays within a small multiple of its text.
 pub const RUN_MESSAGES_MAX: usize = 8_192;
 pub const RUN_PARTS_MAX: usize = 1_024;
 pub const RUN_TOOLS_MAX: usize = 512;

@@ -56,10 +56,8 @@ impl Shard {
         );
         // A direct send that succeeds completes without a word: what waits for it must not wait for the
         // next completion of somebody else.
-        let grants = match client.phase {
-            Phase::Running { run } => self.runs[run as usize].window.is_due(),
-            _ => false,
-        };
+        let grants = matches!(client.phase, Phase::Running { run }
+            if self.runs[run as usize].window.is_due());
         let waits = !client.output.pending.is_empty() || client.phase == Phase::Flushing || grants;
         self.settle_soon |= client.output.is_direct() && waits;
         match flushed {

@@ -28,8 +28,9 @@ pub(super) struct Window {
     /// In total; 0: the node paces nothing.
     granted: u64,
     size: u64,
-    /// When it was first seen that the node waits for the client; `None`: it does not.
-    shut: Option<Now>,
+    /// Since when the node waits for the client, and what was taken then; begun anew with each half of
+    /// the first grant that is taken. `None`: it does not wait.
+    shut: Option<(Now, u64)>,
 }
 
 impl Window {
@@ -77,6 +78,22 @@ impl Window {
         self.shut = None;
         Some(self)
     }
+
+    /// How long the node has waited for the client to take half of the first grant; `None`: it may send,
+    /// or there is nothing that the client could take.
+    fn waits_ms(&mut self, pending: u64, now: Now) -> Option<u64> {
+        if self.granted == 0 || self.received < self.granted || pending == 0 {
+            self.shut = None;
+            return None;
+        }
+        let taken = self.received.saturating_sub(pending);
+        let (since, before) = *self.shut.get_or_insert((now, taken));
+        if taken.saturating_sub(before) >= WINDOW_FIRST_BYTES / 2 {
+            self.shut = Some((now, taken));
+            return Some(0);
+        }
+        Some(now.ms_since(since))
+    }
 }
 
 impl Shard {
@@ -111,14 +128,12 @@ impl Shard {
     /// the node that is silent. A client that takes next to nothing is not waited for.
     pub(super) fn waits_for_client(&mut self, row: usize) -> bool {
         let (now, client) = (self.now, self.runs[row].client.0 as usize);
-        let window = &mut self.runs[row].window;
-        let is_shut = window.granted > 0 && window.received >= window.granted;
-        if !is_shut || self.clients[client].output.pending.is_empty() {
-            window.shut = None;
+        let pending = self.clients[client].output.pending.bytes();
+        let limit_ms = PACED_WRITE_STALLS * self.config.timeouts.write_stall_ms;
+        let Some(waits_ms) = self.runs[row].window.waits_ms(pending, now) else {
             return false;
-        }
-        let since = *window.shut.get_or_insert(now);
-        if now.ms_since(since) >= PACED_WRITE_STALLS * self.config.timeouts.write_stall_ms {
+        };
+        if waits_ms >= limit_ms {
             self.client_ends(client, Reason::ClientTooSlow);
         }
         true
@@ -193,6 +208,29 @@ mod tests {
         assert_eq!((renewed.granted, renewed.size), (LONGEST + FIRST, FIRST));
         let far = window(LONGEST, LONGEST - FIRST, LONGEST);
         assert_eq!(far.renewed(0, true), None, "it is ahead enough");
+    }
+
+    #[test]
+    fn the_wait_for_a_client_begins_anew_with_each_half_of_a_first_grant() {
+        let at = |ms: u64| Now::from_nanos(0).after_ms(1_000 + ms);
+        let mut shut = window(LONGEST, LONGEST, LONGEST);
+        assert_eq!(shut.waits_ms(LONGEST, at(0)), Some(0));
+        assert_eq!(shut.waits_ms(LONGEST, at(700)), Some(700));
+        let less = LONGEST - FIRST / 2;
+        assert_eq!(shut.waits_ms(less + 1, at(900)), Some(900));
+        assert_eq!(shut.waits_ms(less, at(900)), Some(0), "it has taken enough");
+        assert_eq!(shut.waits_ms(less, at(1_000)), Some(100));
+        assert_eq!(
+            shut.waits_ms(less - FIRST / 2, at(1_100)),
+            Some(0),
+            "and again"
+        );
+        assert_eq!(shut.waits_ms(0, at(1_200)), None, "it has all");
+        assert_eq!(shut.waits_ms(1, at(1_300)), Some(0));
+        let mut open = window(LONGEST, LONGEST - 1, LONGEST);
+        assert_eq!(open.waits_ms(LONGEST, at(0)), None, "the node may send");
+        let mut unpaced = window(0, LONGEST, 0);
+        assert_eq!(unpaced.waits_ms(LONGEST, at(0)), None);
     }
 
     #[test]

@@ -266,7 +266,7 @@ const HEAT: [&str; 24] = [
     "eprintln!",
 ];
 /// Files that run once per frame; each must exist, hold code and say that it is hot.
-const HOT_FILES: [&str; 14] = [
+const HOT_FILES: [&str; 15] = [
     "proto/src/framing.rs",
     "proto/src/view.rs",
     "dataplane/src/shard/turn.rs",
@@ -276,6 +276,7 @@ const HOT_FILES: [&str; 14] = [
     "dataplane/src/shard/outbox.rs",
     "dataplane/src/shard/forward.rs",
     "dataplane/src/shard/run_answer.rs",
+    "dataplane/src/shard/window.rs",
     "dataplane/src/surface/json.rs",
     "dataplane/src/surface/openai/run.rs",
     "dataplane/src/surface/openai/tools.rs",
