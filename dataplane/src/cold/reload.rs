@@ -217,6 +217,7 @@ impl State {
                     if let Some(reply) = request.reply {
                         let _asker_gone = reply.try_send(outcome);
                     }
+                    // After the answer: a control thread without room would hold it up.
                     if refused {
                         self.count_refused();
                     }

@@ -319,7 +319,7 @@ impl Plane {
         );
         let lease = lease.map_err(|error: IssueError| {
             if !std::mem::replace(&mut self.told[provider.node.row()], true) {
-                warn!(node = binding.node_id, %error, "no credential can be sealed to the node");
+                warn!(node = binding.node_id, slot = slot.name, %error, "no credential lease");
             }
             Reason::CredentialFailed
         })?;
