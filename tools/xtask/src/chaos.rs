@@ -17,8 +17,6 @@ const BUILD_LIMIT: Duration = Duration::from_secs(1_800);
 /// connection and for an answer; its quiet point; the questions and the burst there; eight processes
 /// that end one by one; the machine.
 const EXTRA_LIMIT: Duration = Duration::from_secs(90 + 13 + 40 + 80 + 50 + 40 + 80 + 8 * 15 + 87);
-/// What marks a folder as the harness's own.
-const MARK: &str = ".iop-chaos";
 /// Clients at each Edge in `test` and `ci`, which share their cores with other tests.
 const CI_CLIENTS: &str = "8";
 
@@ -79,7 +77,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<Tally, Error> {
     let mut harness = Command::new(programs.join("iop-chaos"));
     harness.current_dir(root);
     harness.arg("run").arg("--iop").arg(programs.join("iop"));
-    harness.arg("--out").arg(ours(&target.join("chaos"))?);
+    harness.arg("--out").arg(target.join("chaos"));
     harness.args(["--minutes", &options.minutes.to_string()]);
     harness.args(&options.rest);
     let limit = Duration::from_secs(u64::from(options.minutes) * 60) + EXTRA_LIMIT;
@@ -90,19 +88,6 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<Tally, Error> {
         Some(tally) if done.success() == tally.is_good() => Ok(tally),
         _ => Err(Error::Step(format!("iop-chaos: {done}"))),
     }
-}
-
-/// The harness deletes no folder that it has not marked; what lies here under `target` is from
-/// before it marked them.
-fn ours(out: &Path) -> Result<&Path, Error> {
-    if out.is_dir() {
-        let mark = out.join(MARK);
-        std::fs::write(&mark, "").map_err(|error| {
-            let mark = mark.display();
-            Error::Step(format!("{mark}: {error}"))
-        })?;
-    }
-    Ok(out)
 }
 
 #[cfg(test)]
