@@ -91,8 +91,8 @@ fn r271_queued_counts_each_waiting_request_once_per_live_candidate() {
     );
 }
 
-/// A node that wakes or dies with more to do than fits one step: whoever looks in between sees it whole,
-/// as it was or as it is. Proves [S-54].
+/// A node that wakes with more to do than fits one step, and one that dies, which is one step: whoever
+/// looks sees it whole, as it was or as it is. Proves [S-54].
 #[test]
 fn s54_a_snapshot_between_two_steps_shows_a_node_before_or_after_and_never_half() {
     const WAITING: u32 = 150;

@@ -13,7 +13,7 @@ use crate::support::provider::{Call, Provider};
 
 const PROBE_MS: u64 = 400;
 
-fn command(kind: CommandKind, adapter: &str, target: &str) -> NodeCommandRequest {
+pub(crate) fn command(kind: CommandKind, adapter: &str, target: &str) -> NodeCommandRequest {
     NodeCommandRequest {
         command_id: format!("c-{adapter}-{target}"),
         kind,
@@ -22,12 +22,12 @@ fn command(kind: CommandKind, adapter: &str, target: &str) -> NodeCommandRequest
     }
 }
 
-async fn ask(conn: &mut Conn, id: u64, command: NodeCommandRequest) {
+pub(crate) async fn ask(conn: &mut Conn, id: u64, command: NodeCommandRequest) {
     conn.send_all(&[(id, 0, Message::NodeCommandRequest(command))])
         .await;
 }
 
-async fn answer(conn: &mut Conn) -> (u64, NodeCommandResponse) {
+pub(crate) async fn answer(conn: &mut Conn) -> (u64, NodeCommandResponse) {
     let received = conn.message().await;
     assert_eq!(received.id, 0, "an answer expects none");
     let Message::NodeCommandResponse(response) = received.message else {

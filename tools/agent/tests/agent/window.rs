@@ -2,10 +2,10 @@
 use core::num::{NonZeroU32, NonZeroU64};
 
 use iop_proto::domain::{
-    CommandKind, FrameKind, HardTimeout, Message, NodeCommandRequest, StallTimeout, TunnelRequest,
-    Window,
+    CommandKind, FrameKind, HardTimeout, Message, StallTimeout, TunnelRequest, Window,
 };
 
+use crate::commands::{answer, ask, command};
 use crate::support::Dice;
 use crate::support::edge::{Answer, Conn, tunnel};
 use crate::tunnel::{World, world};
@@ -18,15 +18,8 @@ async fn grant(conn: &mut Conn, run_id: &str, bytes: u64) {
 
 /// The agent has taken in all that was sent so far: it answers a question behind it.
 async fn settled(conn: &mut Conn) {
-    let question = NodeCommandRequest {
-        command_id: "settled".to_owned(),
-        kind: CommandKind::TransportStatus,
-        adapter: String::new(),
-        target: String::new(),
-    };
-    conn.send_all(&[(7, 0, Message::NodeCommandRequest(question))])
-        .await;
-    assert_eq!(conn.message().await.reply_to, 7);
+    ask(conn, 7, command(CommandKind::TransportStatus, "", "")).await;
+    assert_eq!(answer(conn).await.0, 7);
 }
 
 /// Takes frames of `run_id` until its body has `bytes`.

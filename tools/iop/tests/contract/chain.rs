@@ -150,33 +150,38 @@ fn serves(world: &World, provider: &TcpListener) {
 fn p01_a_client_that_leaves_ends_its_call_at_the_provider_and_frees_its_slot() {
     let (provider, world) = world(1);
     let agent = connected(&world);
-    let mut quickest = DEADLINE;
     let phases = [(false, 0), (true, 0), (false, 1), (true, 5)];
-    for (row, (stream, pieces)) in phases.into_iter().enumerate() {
-        let mut client = world.asks(&chat("only1", stream));
-        let mut call = Call::next(&provider);
-        if pieces > 0 {
-            call.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
-            assert_eq!(client.head().expect("an answer").status, 200);
+    for (stream, pieces) in phases {
+        let mut quickest = DEADLINE;
+        for kill in Kill::ALL {
+            let mut client = world.asks(&chat("only1", stream));
+            let mut call = Call::next(&provider);
+            if pieces > 0 {
+                call.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+                assert_eq!(client.head().expect("an answer").status, 200);
+            }
+            for _ in 0..pieces {
+                call.chunk("data: 1\n\n");
+                assert_eq!(client.at_least(9), b"data: 1\n\n");
+            }
+            world.wait_held(1);
+            let left = Instant::now();
+            kill.client(client);
+            call.gone();
+            quickest = quickest.min(left.elapsed());
+            world.wait_held(0);
+            serves(&world, &provider);
         }
-        for _ in 0..pieces {
-            call.chunk("data: 1\n\n");
-            assert_eq!(client.at_least(9), b"data: 1\n\n");
-        }
-        world.wait_held(1);
-        let left = Instant::now();
-        Kill::ALL[row % 3].client(client);
-        call.gone();
-        quickest = quickest.min(left.elapsed());
-        world.wait_held(0);
-        serves(&world, &provider);
+        // The best says what the way costs; the others, how busy this machine is.
+        assert!(
+            quickest < Duration::from_millis(250),
+            "stream {stream}, {pieces} pieces: {quickest:?}"
+        );
     }
-    // The best of them says what the way costs; the others, how busy this machine is.
-    assert!(quickest < Duration::from_millis(250), "{quickest:?}");
     drop(agent);
     let seen = world.rest();
     let by_terminal = "iop_edge_leases_returned_total{by=\"terminal\"}";
-    assert_eq!(seen.get(by_terminal), 8.0);
+    assert_eq!(seen.get(by_terminal), 24.0);
 }
 
 /// A client that takes compressed answers gets the provider's own bytes, and in a silence none at all:

@@ -460,7 +460,7 @@ pub(crate) fn refreshed(node: &mut Node, id: &str, status: RefreshStatus) {
         status,
         message: "because".to_owned(),
     });
-    let asked = id.parse().unwrap_or(0); // the envelope had the same id
+    let asked = id.parse().expect("a number: the envelope had the same one");
     node.send_bytes(&envelope_reply(&message, asked));
 }
 

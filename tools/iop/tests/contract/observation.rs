@@ -216,11 +216,7 @@ fn d25_each_request_is_one_line_at_its_end_under_the_edges_own_name() {
     let mut refused = world.asks(&named("unknown"));
     expect_error(&mut refused, 404, "model_not_found", "edge");
     let mut stalled = world.asks(&named("only1"));
-    let second = node.tunnel().run_id;
-    let mut ends = Run {
-        id: second.clone(),
-        next: 1,
-    };
+    let mut ends = Run::asked(&mut node);
     ends.stall(&mut node, stall(Available, "a1", "t1", Some("1")));
     expect_error(&mut stalled, 504, "response_stalled", "provider");
     drop((node, client, refused, stalled));
@@ -244,7 +240,7 @@ fn d25_each_request_is_one_line_at_its_end_under_the_edges_own_name() {
     assert_eq!(ids.len(), 3, "each its own: {ids:?}");
     let served = lines.iter().find(|line| line["outcome"] == "ok");
     assert_eq!(served.expect("just seen")["bytes_out"], 450, "at its end");
-    for word in ["inbound-of", &request.run_id, &second] {
+    for word in ["inbound-of", &request.run_id, &ends.id] {
         assert!(!log.contains(word), "{word} in {log}");
     }
 }

@@ -532,8 +532,8 @@ fn p58_models_are_listed_whole_with_no_node_connected() {
     world.rest();
 }
 
-/// Realtime is not offered: a WebSocket is refused at once, in words, and no byte of a frame is read as
-/// a request. Proves [P-64].
+/// Realtime is not offered: a WebSocket is refused at once, in words, and its connection serves on.
+/// Proves [P-64].
 #[test]
 fn p64_a_websocket_is_refused_and_its_connection_serves_on() {
     let world = World::new(&catalog([1, 1], ""));
