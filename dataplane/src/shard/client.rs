@@ -348,8 +348,7 @@ impl Shard {
         match client.phase {
             Phase::Closing => self.try_free_client(row),
             Phase::Free => {}
-            Phase::Leaving { .. } if result == -libc::ECANCELED => self.try_leave(row),
-            // Cancelled because its phase wanted a read again.
+            // Cancelled because its phase wanted a read again, or because it leaves.
             _ if result == -libc::ECANCELED => self.arm_client_input(row),
             _ => {
                 let errors = i32::from(libc::POLLERR | libc::POLLHUP);
@@ -360,6 +359,7 @@ impl Shard {
                 }
             }
         }
+        self.try_leave(row); // whatever completed it: the hang-up may have come before the cancel
     }
 
     fn client_socket_bytes(&mut self, row: usize, data: &mut [u8]) {

@@ -338,3 +338,6 @@ impl Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -77,7 +77,7 @@ impl Shard {
     }
 
     /// One turn. `submit_and_wait` has just returned.
-    fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         let elapsed = self.started.elapsed().as_nanos();
         self.now = Now::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX)).max(self.now);
         self.metrics.inc(ShardMetric::Turns);
