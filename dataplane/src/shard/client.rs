@@ -623,7 +623,8 @@ impl Shard {
     }
 
     /// A lease: the waiting request becomes run `run` on `session`. `lease`: what another shard brought
-    /// with the client; the shard that control told takes its own epoch's, which is control's. `[D-32]`
+    /// with the client; the shard that control told takes its own epoch's, which is control's. Of a
+    /// client that was brought nothing is looked up: its model, too, may be of a later epoch. `[D-32]`
     pub(super) fn grant(
         &mut self,
         client: ClientRef,
@@ -662,7 +663,9 @@ impl Shard {
             self.outbox.owe(Event::NotSent { run, client });
             return;
         };
-        self.keep_body(row);
+        if lease.is_none() {
+            self.keep_body(row); // one that moved here is on loan, and whole
+        }
         let request = self.clients[row].request.take();
         let lease =
             lease.unwrap_or_else(|| Arc::clone(&self.config.names.providers[provider.row()]));

@@ -103,7 +103,8 @@ impl Shard {
         }
     }
 
-    /// A granted request's body stays whole while another provider could still be asked.
+    /// A granted request's body stays whole while another provider could still be asked. Of a request
+    /// that control granted on this shard: only then are its names known here.
     pub(super) fn keep_body(&mut self, client: usize) {
         let slot = &mut self.clients[client];
         let may_recover = self.config.recovery && self.issuer.is_none();

@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use iop_control::names::{ModelName, Names};
+use iop_control::step::Effect;
 use iop_proto::ids::{BootNonce, ClientRef, SlotGeneration};
 
 use super::*;
@@ -56,10 +58,16 @@ impl Side {
             self.turn();
         }
     }
+
+    fn effect(&mut self, effect: Effect) {
+        assert!(self.control.effects.push(effect).is_ok());
+        self.turn();
+    }
 }
 
 /// Shard 0 has the clients, shard 1 the node.
 struct Rig {
+    config: EdgeConfig,
     a: Side,
     b: Side,
     session: SessionRef,
@@ -119,6 +127,7 @@ impl Rig {
         b.shard.sessions[row].standing = Standing::Ready;
         let session = b.shard.sessions[row].reference(b.shard.index, row);
         Self {
+            config,
             a,
             b,
             session,
@@ -148,6 +157,26 @@ impl Rig {
         far
     }
 
+    /// Control grants the run and shard 0 sends its client.
+    fn moves(&mut self, client: ClientRef, granted: Granted) {
+        let Granted {
+            run,
+            session,
+            provider,
+        } = granted;
+        self.a.effect(Effect::Grant {
+            client,
+            run,
+            session,
+            provider,
+        });
+        let began = Instant::now();
+        while !self.b.shard.peers.is_waiting() {
+            assert!(began.elapsed() < DEADLINE, "it does not move");
+            self.a.turn();
+        }
+    }
+
     /// Run 0 of shard 1, in its `tenant`-th use.
     fn granted(&self, tenant: u32) -> Granted {
         Granted {
@@ -172,8 +201,12 @@ impl Rig {
     }
 }
 
+fn body_of(model: &str) -> String {
+    format!("{{\"model\":\"{model}\"}}")
+}
+
 fn request(model: &str) -> String {
-    let body = format!("{{\"model\":\"{model}\"}}");
+    let body = body_of(model);
     let length = body.len();
     format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -203,4 +236,36 @@ fn a_client_whose_hang_up_overtakes_the_cancel_of_its_poll_moves() {
     }
     assert!(rig.b.shard.peers.is_waiting(), "it is on its way");
     rig.begins(run);
+}
+
+/// A reload adds a model, and the node's shard is late to take it: a client that asks for the model
+/// arrives there first. It is served, and its body kept for a second run.
+#[test]
+fn a_client_that_overtakes_a_reload_on_its_way_is_served() {
+    let mut rig = Rig::new();
+    let mut fresh = Names::clone(&rig.config.names);
+    let name = String::from("m2");
+    let before = fresh.models[0].clone();
+    fresh.models.push(ModelName { name, ..before });
+    let names = rig.config.names.succeed(&fresh).unwrap().names;
+    rig.config.names = Arc::new(names);
+    let epoch = Arc::new(Epoch::new(1, &rig.config));
+    let takes = |side: &mut Side| {
+        assert!(side.control.epochs.push(Arc::clone(&epoch)).is_ok());
+        let shard = side.shard.index;
+        side.effect(Effect::Configure { shard, epoch: 1 });
+        assert_eq!(side.shard.epoch.number, 1);
+    };
+    takes(&mut rig.a);
+    let mut client = rig.client();
+    let (reference, _) = rig.asks(&mut client, "m2", "");
+    let granted = rig.granted(1);
+    rig.moves(reference, granted);
+    rig.begins(granted.run);
+    assert_eq!(rig.b.shard.epoch.number, 0, "it was there before");
+    let body = &mut rig.b.shard.runs[granted.run.slot as usize].request.body;
+    assert_eq!(body.bytes(), 0);
+    assert!(body.rewind());
+    assert_eq!(body.bytes(), body_of("m2").len() as u64);
+    takes(&mut rig.b);
 }
