@@ -159,7 +159,7 @@ def ollama_abort(stage):
 
 def ollama_silence(stage):
     """A client that has waited long enough for a server that says nothing: no different."""
-    impatient = stage.client.with_options(timeout=0.5, max_retries=0)
+    impatient = stage.client.with_options(timeout=2, max_retries=0)
     for stream in (True, False):
         before = len(requests(stage))
         fails(lambda: impatient.chat.completions.create(model=MODEL, messages=user("silent"), stream=stream),

@@ -228,37 +228,24 @@ mod tests {
         tokio::time::timeout(SHORT, stream.read_u8()).await.ok()
     }
 
+    /// A byte that comes, and must.
+    async fn byte(stream: &mut TcpStream) -> io::Result<u8> {
+        tokio::time::timeout(LONG, stream.read_u8()).await.unwrap()
+    }
+
     #[test]
     fn silence_holds_what_is_sent_and_lets_it_go() {
         block_on(async {
             let (relay, mut near, mut far) = pair().await;
             near.write_all(b"a").await.unwrap();
-            assert_eq!(
-                tokio::time::timeout(LONG, far.read_u8())
-                    .await
-                    .unwrap()
-                    .unwrap(),
-                b'a'
-            );
+            assert_eq!(byte(&mut far).await.unwrap(), b'a');
             relay.set(Trouble::DeafAway, true).await.unwrap();
             near.write_all(b"b").await.unwrap();
             far.write_all(b"c").await.unwrap();
-            assert_eq!(
-                tokio::time::timeout(LONG, near.read_u8())
-                    .await
-                    .unwrap()
-                    .unwrap(),
-                b'c'
-            );
+            assert_eq!(byte(&mut near).await.unwrap(), b'c');
             assert!(reads(&mut far).await.is_none());
             relay.set(Trouble::DeafAway, false).await.unwrap();
-            assert_eq!(
-                tokio::time::timeout(LONG, far.read_u8())
-                    .await
-                    .unwrap()
-                    .unwrap(),
-                b'b'
-            );
+            assert_eq!(byte(&mut far).await.unwrap(), b'b');
         });
     }
 
@@ -284,21 +271,15 @@ mod tests {
         block_on(async {
             let (relay, mut near, mut far) = pair().await;
             relay.set(Trouble::HalfClosed, true).await.unwrap();
-            let end = tokio::time::timeout(LONG, far.read_u8()).await.unwrap();
-            assert_eq!(end.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            let end = byte(&mut far).await.unwrap_err();
+            assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
             far.write_all(b"c").await.unwrap();
-            assert_eq!(
-                tokio::time::timeout(LONG, near.read_u8())
-                    .await
-                    .unwrap()
-                    .unwrap(),
-                b'c'
-            );
+            assert_eq!(byte(&mut near).await.unwrap(), b'c');
             let (relay, mut near, mut far) = pair().await;
             relay.set(Trouble::Cut, true).await.unwrap();
             for end in [&mut near, &mut far] {
-                let error = tokio::time::timeout(LONG, end.read_u8()).await.unwrap();
-                assert_eq!(error.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+                let error = byte(end).await.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
             }
         });
     }

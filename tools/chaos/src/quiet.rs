@@ -1,6 +1,7 @@
 //! A quiet point: no load, everything up, and nothing left of what was.
 //!
 //! Lives on: the harness, between two rounds. Bound: `LIMIT`, then what is left is a fault.
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ const ZERO: [&str; 9] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached {
     pub(crate) after: Duration,
-    /// The harness had to ask for a look at a provider that was put aside.
+    /// Providers that were put aside, and of which the harness had to ask for a look.
     pub(crate) asked: u32,
 }
 
@@ -50,20 +51,23 @@ pub(crate) struct Reached {
 /// # Errors
 /// What is left.
 pub(crate) async fn wait(stage: &Stage) -> Result<Reached, Vec<String>> {
-    let mut asked = 0;
+    let mut asked = BTreeSet::new();
     let began = Instant::now();
     tokio::time::sleep(STALE).await;
     loop {
         let (left, aside) = left(stage).await;
         if left.is_empty() {
-            let after = began.elapsed();
-            return Ok(Reached { after, asked });
+            return Ok(Reached {
+                after: began.elapsed(),
+                asked: u32::try_from(asked.len()).unwrap_or(u32::MAX),
+            });
         }
         if began.elapsed() > PROBER {
             for (admin, node, provider) in aside {
-                println!("  {provider} of {node} is aside after {PROBER:?}: asked for a look");
                 ask_again(admin, &node, &provider).await;
-                asked += 1;
+                if asked.insert((node.clone(), provider.clone())) {
+                    println!("  {provider} of {node} is aside after {PROBER:?}: asked for a look");
+                }
             }
         }
         if began.elapsed() > LIMIT {
@@ -261,6 +265,7 @@ const ALLOWED: Held = Held {
     threads: 4,
     resident_kib: 48 * 1024,
 };
+
 /// What a life says in its log that it has reserved at its start, KiB: it touches the pages as it uses
 /// them, and that is no growth.
 pub(crate) fn reserved_kib(log: &str) -> u64 {

@@ -71,6 +71,7 @@ log:
 /// What reloads change.
 const WAIT: &str = "  queue_wait_ms: ";
 const WAIT_MS: u32 = 6_000;
+const WAITS_MS: u32 = 1_000;
 const NODE_WAITS: &str = "reconnect:
   interval_sec: 1
   max_attempts: 0
@@ -137,14 +138,14 @@ impl Stage {
         found.expect("every part is on the stage")
     }
 
-    /// Writes the Edge's file anew, with one figure changed that a running Edge takes: what waits may wait
-    /// `n` milliseconds longer or shorter than before.
-    pub(crate) fn change(&self, edge: u8, n: u32) -> Result<(), Error> {
+    /// Writes the Edge's file anew, with one figure changed that a running Edge takes: how long may be
+    /// waited.
+    pub(crate) fn change(&self, edge: u8) -> Result<(), Error> {
         let path = self.out.join(format!("{}.yaml", Who::Edge(edge).name()));
         let failed = || Error::io(path.display().to_string());
         let text = fs::read_to_string(&path).map_err(failed())?;
         let beside = self.out.join("changed.yaml");
-        fs::write(&beside, changed(&text, n)).map_err(failed())?;
+        fs::write(&beside, changed(&text)).map_err(failed())?;
         fs::rename(&beside, &path).map_err(failed())
     }
 
@@ -481,13 +482,15 @@ fn fresh(out: &Path) -> Result<PathBuf, Error> {
     Ok(out)
 }
 
-fn changed(text: &str, n: u32) -> String {
-    let lines = text.lines().map(|line| {
-        if line.starts_with(WAIT) {
-            format!("{WAIT}{}\n", WAIT_MS + n)
-        } else {
-            format!("{line}\n")
+/// The file with the next wait in it: a millisecond longer, or the first again after `WAITS_MS` of them.
+fn changed(text: &str) -> String {
+    let lines = text.lines().map(|line| match line.strip_prefix(WAIT) {
+        Some(ms) => {
+            let before = ms.parse().unwrap_or(WAIT_MS);
+            let next = WAIT_MS + (before + 1 - WAIT_MS) % WAITS_MS;
+            format!("{WAIT}{next}\n")
         }
+        None => format!("{line}\n"),
     });
     lines.collect()
 }
@@ -603,9 +606,12 @@ mod tests {
 
     #[test]
     fn a_reload_has_something_to_take() {
-        let with = |n| changed(EDGE_WAITS, n);
-        assert_eq!(with(0), EDGE_WAITS);
-        assert_ne!(with(1), EDGE_WAITS);
-        assert_eq!(changed(&with(1), 2), with(2));
+        let mut text = EDGE_WAITS.to_owned();
+        for _ in 0..WAITS_MS {
+            let next = changed(&text);
+            assert_ne!(next, text);
+            text = next;
+        }
+        assert_eq!(text, EDGE_WAITS, "the first again");
     }
 }
