@@ -408,13 +408,19 @@ impl From<Refused> for Denied {
 
 impl Call {
     /// The next piece; `Ok(None)` once after the last. Cancel-safe: a dropped wait loses nothing.
+    /// `is_busy`: what was sent before is still to be written, so that what is here may as well go
+    /// together.
     ///
     /// # Errors
     /// How the call failed; nothing follows.
-    pub(crate) async fn next(&mut self) -> Result<Option<Piece>, CallError> {
+    pub(crate) async fn next(&mut self, is_busy: bool) -> Result<Option<Piece>, CallError> {
         match self {
             Self::Tunnel(call) => {
-                let item = call.next().await?;
+                let item = if is_busy {
+                    call.next_gathered().await?
+                } else {
+                    call.next().await?
+                };
                 Ok(item.map(|item| Piece::Part(Part::Http(item))))
             }
             Self::Run(call) => call.next().await,

@@ -149,7 +149,11 @@ impl Driver {
             if self.attempt.is_over() {
                 return;
             }
-            match self.wait().await {
+            let woken = match self.room() {
+                Some(room) => room,
+                None => self.wait().await,
+            };
+            match woken {
                 Woken::Look => {}
                 Woken::Piece(Ok(Some(piece))) if self.attempt.is_undecided() => self.take(piece),
                 Woken::Piece(Ok(Some(_))) => {} // drained: nobody wants it any more
@@ -167,13 +171,29 @@ impl Driver {
         }
     }
 
-    async fn wait(&mut self) -> Woken {
-        let deadline = self.attempt.deadline();
-        self.alarm.set(deadline.map(|at| self.clock.instant(at)));
+    /// Who would take the pending part, and how much of it; `None`: nobody, or there is none.
+    fn taker(&self) -> Option<(mpsc::Sender<Outbound>, u64)> {
         let allowed = self.allowed();
         let goes = |part: &Part| allowed > 0 || part.body_bytes() == 0;
+        let bulk = self.bulk.as_ref()?;
         let goes_now = self.pending.as_ref().is_some_and(goes);
-        let room = self.bulk.clone().filter(|_| goes_now);
+        goes_now.then(|| (bulk.clone(), allowed))
+    }
+
+    /// Room that is there needs no wait. Whoever waits for it is before us: then there is none.
+    fn room(&self) -> Option<Woken> {
+        let (bulk, allowed) = self.taker()?;
+        let permit = bulk.try_reserve_owned().ok()?;
+        Some(Woken::Room(permit, allowed))
+    }
+
+    async fn wait(&mut self) -> Woken {
+        self.alarm.set(self.attempt.deadline(), self.clock);
+        let room = self.taker();
+        let is_busy = self
+            .bulk
+            .as_ref()
+            .is_some_and(|bulk| bulk.capacity() < bulk.max_capacity());
         let call = self.call.as_mut().filter(|_| self.pending.is_none());
         tokio::select! {
             biased;
@@ -181,8 +201,8 @@ impl Driver {
                 changed.map_or(Woken::Orphaned, |()| Woken::Look)
             }
             health = finish(self.probe.as_mut()) => Woken::Probed(health),
-            woken = reserve(room, allowed) => woken,
-            piece = next(call) => Woken::Piece(piece),
+            woken = reserve(room) => woken,
+            piece = next(call, is_busy) => Woken::Piece(piece),
             () = self.alarm.ring() => Woken::Look,
         }
     }
@@ -342,7 +362,7 @@ impl Driver {
 /// watchdog, and a ring too early now and then costs less than a timer per piece.
 struct Alarm {
     sleep: Pin<Box<Sleep>>,
-    rings: Option<Instant>,
+    rings: Option<Now>,
 }
 
 impl Alarm {
@@ -353,10 +373,10 @@ impl Alarm {
         }
     }
 
-    fn set(&mut self, deadline: Option<Instant>) {
+    fn set(&mut self, deadline: Option<Now>, clock: Clock) {
         let earlier = |deadline| self.rings.is_none_or(|rings| deadline < rings);
         if let Some(deadline) = deadline.filter(|&deadline| earlier(deadline)) {
-            self.sleep.as_mut().reset(deadline);
+            self.sleep.as_mut().reset(clock.instant(deadline));
             self.rings = Some(deadline);
         }
     }
@@ -378,9 +398,9 @@ impl Alarm {
 /// Turns of the runtime for bytes in a socket to become a piece: its driver, the connection's task.
 const LATE_TURNS: u32 = 2;
 
-async fn reserve(queue: Option<mpsc::Sender<Outbound>>, allowed: u64) -> Woken {
-    match queue {
-        Some(queue) => match queue.reserve_owned().await {
+async fn reserve(taker: Option<(mpsc::Sender<Outbound>, u64)>) -> Woken {
+    match taker {
+        Some((queue, allowed)) => match queue.reserve_owned().await {
             Ok(permit) => Woken::Room(permit, allowed),
             Err(_) => Woken::NoWriter,
         },
@@ -389,10 +409,10 @@ async fn reserve(queue: Option<mpsc::Sender<Outbound>>, allowed: u64) -> Woken {
 }
 
 /// A panic in the adapter is this attempt's failure and nobody else's. `[D-47]`
-async fn next(call: Option<&mut Call>) -> Result<Option<Piece>, CallError> {
+async fn next(call: Option<&mut Call>, is_busy: bool) -> Result<Option<Piece>, CallError> {
     match call {
         Some(call) => {
-            let next = AssertUnwindSafe(call.next()).catch_unwind().await;
+            let next = AssertUnwindSafe(call.next(is_busy)).catch_unwind().await;
             next.unwrap_or(Err(ProviderError::Fault.into()))
         }
         None => core::future::pending().await,

@@ -18,7 +18,7 @@ use crate::provider::HttpCall;
 #[tokio::test]
 async fn d47_a_panic_in_an_adapter_is_a_failure_of_its_call() {
     let mut call = Call::Tunnel(HttpCall::panicking());
-    let error = next(Some(&mut call)).await.unwrap_err();
+    let error = next(Some(&mut call), false).await.unwrap_err();
     assert_eq!(error, CallError::Http(ProviderError::Fault));
     assert_eq!(error.to_string(), "internal error in the adapter");
 }
@@ -139,19 +139,19 @@ async fn s40_an_observer_that_panics_or_blocks_changes_no_terminal() {
 #[tokio::test]
 async fn an_alarm_rings_for_the_earliest_deadline_and_once() {
     let mut alarm = Alarm::new();
-    let now = Instant::now();
-    let at = |ms| Some(now + Duration::from_millis(ms));
-    alarm.set(None);
+    let (now, clock) = (Instant::now(), Clock::start());
+    let at = |ms| Some(clock.now().after_ms(ms));
+    alarm.set(None, clock);
     assert!(alarm.ring().now_or_never().is_none(), "not set");
-    alarm.set(at(60_000));
-    alarm.set(at(30));
-    alarm.set(at(40)); // later: the one before rings, and is looked at then
-    alarm.set(None);
+    alarm.set(at(60_000), clock);
+    alarm.set(at(30), clock);
+    alarm.set(at(40), clock); // later: the one before rings, and is looked at then
+    alarm.set(None, clock);
     let ring = tokio::time::timeout(Duration::from_secs(20), alarm.ring());
     ring.await.expect("the earliest one");
     assert!(now.elapsed() >= Duration::from_millis(30));
     assert!(alarm.ring().now_or_never().is_none(), "it has rung");
-    alarm.set(at(40));
+    alarm.set(at(10), clock);
     let again = tokio::time::timeout(Duration::from_secs(20), alarm.ring());
     again.await.expect("set again");
     assert!(now.elapsed() >= Duration::from_millis(40));

@@ -1,14 +1,14 @@
 //! One HTTP call to a provider: where it goes, what it carries, what comes back, byte for byte.
 //!
-//! Lives on: the attempt's task. View: one call. Bound: one chunk at a time; a head of
-//! `RESPONSE_START_BYTES_MAX`; at most one retry, on a connection found dead. `[D-20]`
+//! Lives on: the attempt's task. View: one call. Bound: `GATHERED_BYTES_MAX` and one chunk at a time; a
+//! head of `RESPONSE_START_BYTES_MAX`; at most one retry, on a connection found dead. `[D-20]`
 //!
 //! Nothing here follows a redirect, decompresses, or re-frames; the request's framing is our own, and
 //! dropping a call closes its connection.
 use core::cell::Cell;
 use core::fmt;
-use core::future::Future;
-use core::pin::Pin;
+use core::future::{Future, poll_fn};
+use core::pin::{Pin, pin};
 use core::task::{Context, Poll};
 use std::collections::BTreeSet;
 use std::io;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use iop_control::node::attempt::Rejection;
 use iop_lease::LeaseError;
 use iop_proto::domain::Header;
@@ -336,8 +336,22 @@ type Sending = Pin<Box<dyn Future<Output = Result<Response, ProviderError>> + Se
 
 enum State {
     Sending(Sending),
-    Streaming(Response),
+    Streaming(Box<Body>),
     Over,
+}
+
+/// Chunks are gathered up to this many bytes; with one frame a chunk, a message's own cost would count
+/// for more than its bytes.
+const GATHERED_BYTES_MAX: usize = 32 * 1024;
+
+/// The body of an answer as it comes.
+struct Body {
+    response: Response,
+    /// Of the next piece: its one chunk, or copies of several.
+    one: Bytes,
+    several: BytesMut,
+    /// Behind what is gathered.
+    end: Option<Result<(), ProviderError>>,
 }
 
 /// A call in progress. Dropping it closes the provider connection.
@@ -392,14 +406,26 @@ impl HttpCall {
     /// # Errors
     /// How the call failed; nothing follows.
     pub(crate) async fn next(&mut self) -> Result<Option<Item>, ProviderError> {
-        let next = self.step().await;
+        self.step(false).await
+    }
+
+    /// As `next`, for one who could not send it at once: chunks that are here together are one item.
+    ///
+    /// # Errors
+    /// As `next`.
+    pub(crate) async fn next_gathered(&mut self) -> Result<Option<Item>, ProviderError> {
+        self.step(true).await
+    }
+
+    async fn step(&mut self, may_gather: bool) -> Result<Option<Item>, ProviderError> {
+        let next = self.advance(may_gather).await;
         if !matches!(next, Ok(Some(_))) {
             self.state = State::Over;
         }
         next
     }
 
-    async fn step(&mut self) -> Result<Option<Item>, ProviderError> {
+    async fn advance(&mut self, may_gather: bool) -> Result<Option<Item>, ProviderError> {
         match &mut self.state {
             State::Sending(sending) => {
                 let response = sending.await?;
@@ -408,19 +434,86 @@ impl HttpCall {
                 }
                 let status = i32::from(response.status().as_u16());
                 let headers = response_headers(response.headers(), self.injected.as_deref())?;
-                self.state = State::Streaming(response);
+                self.state = State::Streaming(Box::new(Body::new(response)));
                 Ok(Some(Item::Head { status, headers }))
             }
-            State::Streaming(response) => loop {
-                match response.chunk().await {
-                    Ok(Some(chunk)) if chunk.is_empty() => {} // no progress `[A-17]`
-                    Ok(Some(chunk)) => return Ok(Some(Item::Body(chunk))),
-                    Ok(None) => return Ok(None),
-                    Err(error) => return Err(body_error(&error)),
-                }
-            },
+            State::Streaming(body) => Ok(body.next(may_gather).await?.map(Item::Body)),
             State::Over => Ok(None),
         }
+    }
+}
+
+impl Body {
+    fn new(response: Response) -> Self {
+        Self {
+            response,
+            one: Bytes::new(),
+            several: BytesMut::new(),
+            end: None,
+        }
+    }
+
+    /// The next chunk. With `may_gather`, those behind it that were read with it as well: the task that
+    /// reads the connection hands over one at a time, so it is given a turn after each.
+    async fn next(&mut self, may_gather: bool) -> Result<Option<Bytes>, ProviderError> {
+        let enough = if may_gather { GATHERED_BYTES_MAX } else { 1 };
+        let mut had_turn = false;
+        poll_fn(|context| {
+            while self.gathered() < enough && self.end.is_none() {
+                match self.poll_chunk(context) {
+                    Poll::Ready(Ok(Some(chunk))) => {
+                        self.gather(chunk);
+                        had_turn = false;
+                    }
+                    Poll::Ready(Ok(None)) => self.end = Some(Ok(())),
+                    Poll::Ready(Err(error)) => self.end = Some(Err(body_error(&error))),
+                    Poll::Pending if self.gathered() == 0 => return Poll::Pending,
+                    Poll::Pending if had_turn => break,
+                    Poll::Pending => {
+                        had_turn = true;
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
+            }
+            Poll::Ready(self.take())
+        })
+        .await
+    }
+
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<reqwest::Result<Option<Bytes>>> {
+        pin!(self.response.chunk()).poll(context)
+    }
+
+    fn gathered(&self) -> usize {
+        self.one.len() + self.several.len()
+    }
+
+    /// An empty chunk is no progress. `[A-17]`
+    fn gather(&mut self, chunk: Bytes) {
+        if self.gathered() == 0 {
+            self.one = chunk;
+            return;
+        }
+        if self.several.is_empty() {
+            self.several.reserve(GATHERED_BYTES_MAX);
+            self.several.extend_from_slice(&self.one);
+            self.one = Bytes::new();
+        }
+        self.several.extend_from_slice(&chunk);
+    }
+
+    /// What is gathered; nothing: the end.
+    fn take(&mut self) -> Result<Option<Bytes>, ProviderError> {
+        if self.gathered() == 0 {
+            return self.end.unwrap_or(Ok(())).map(|()| None);
+        }
+        let one = core::mem::take(&mut self.one);
+        Ok(Some(if one.is_empty() {
+            self.several.split().freeze()
+        } else {
+            one
+        }))
     }
 }
 
@@ -770,5 +863,124 @@ mod tests {
             response_headers(&headers, None).unwrap_err(),
             ProviderError::HeadTooLarge
         );
+    }
+
+    /// A server that says `answer` at once, whatever it is asked, and then closes; the call of it, whose
+    /// head has come.
+    async fn answered(answer: Vec<u8>) -> HttpCall {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", server.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = server.accept().await.unwrap();
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                assert!(stream.read_buf(&mut asked).await.unwrap() > 0);
+            }
+            stream.write_all(&answer).await.unwrap();
+        });
+        let request = ProviderRequest {
+            method: Method::GET,
+            url: Url::parse(&url).unwrap(),
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+            credential: Carried::None,
+        };
+        let client = Client::builder().no_proxy().build().unwrap();
+        let mut call = HttpCall::new(client, request);
+        let head = call.next().await.unwrap().expect("a head");
+        assert!(matches!(head, Item::Head { status: 200, .. }));
+        call
+    }
+
+    /// A chunked answer of `events` and its end, if it has one.
+    fn chunked(events: &[&str], end: &str) -> Vec<u8> {
+        let mut text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
+        for event in events {
+            text += &format!("{:x}\r\n{event}\r\n", event.len());
+        }
+        (text + end).into_bytes()
+    }
+
+    fn bytes(item: Item) -> Bytes {
+        match item {
+            Item::Body(bytes) => bytes,
+            Item::Head { .. } => panic!("a second head"),
+        }
+    }
+
+    #[tokio::test]
+    async fn chunks_that_are_here_together_are_one_item_for_one_who_would_wait() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let events: Vec<_> = (0..2_000).map(|n| format!("data: {n}\n\n")).collect();
+        let events: Vec<&str> = events.iter().map(String::as_str).collect();
+        let whole = events.concat();
+        for gathers in [true, false] {
+            let mut call = answered(chunked(&events, "0\r\n\r\n")).await;
+            let (mut seen, mut items) = (Vec::new(), 0);
+            loop {
+                let item = if gathers {
+                    call.next_gathered().await.unwrap()
+                } else {
+                    call.next().await.unwrap()
+                };
+                let Some(item) = item else { break };
+                let bytes = bytes(item);
+                assert!(bytes.len() < GATHERED_BYTES_MAX + whole.len() / events.len() * 2);
+                seen.extend_from_slice(&bytes);
+                items += 1;
+            }
+            assert_eq!(seen, whole.as_bytes());
+            assert!(call.next_gathered().await.unwrap().is_none(), "still over");
+            // How much one read brings is the kernel's to say; surely more than ten chunks.
+            let few = items * 10 <= events.len();
+            assert_eq!(few, gathers, "{items} items of {} chunks", events.len());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_came_before_a_body_broke_comes_before_the_error() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        for gathers in [true, false] {
+            let mut call = answered(chunked(&["one", "two", "three"], "9\r\nbro")).await;
+            let mut seen = Vec::new();
+            let error = loop {
+                let item = if gathers {
+                    call.next_gathered().await
+                } else {
+                    call.next().await
+                };
+                match item {
+                    Ok(item) => seen.extend_from_slice(&bytes(item.expect("it breaks"))),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error, ProviderError::BodyBroken);
+            assert_eq!(&seen[..], b"onetwothreebro");
+        }
+    }
+
+    /// Whoever stops waiting for more finds what was there.
+    #[tokio::test]
+    async fn a_wait_for_more_that_is_given_up_loses_nothing() {
+        use futures_util::FutureExt;
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut call = answered(chunked(&["one", "two", "three"], "0\r\n\r\n")).await;
+        let mut seen = Vec::new();
+        let mut given_up = 0;
+        loop {
+            match call.next_gathered().now_or_never() {
+                None => {
+                    given_up += 1;
+                    tokio::task::yield_now().await;
+                }
+                Some(item) => match item.unwrap() {
+                    Some(item) => seen.extend_from_slice(&bytes(item)),
+                    None => break,
+                },
+            }
+        }
+        assert_eq!(&seen[..], b"onetwothree");
+        assert!(given_up > 0, "it was waited for");
     }
 }

@@ -8,6 +8,7 @@
 //! socket ◄─ writer ◄─ control queue, then bulk queue          one envelope is never interrupted
 //! ```
 use core::fmt;
+use core::pin::pin;
 use core::time::Duration;
 use std::io;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::config::EdgeAddress;
 
@@ -30,8 +31,11 @@ use crate::config::EdgeAddress;
 pub(crate) const INBOUND_QUEUE: usize = 16;
 /// Read at once.
 const READ_BYTES: usize = 64 * 1024;
-/// Small envelopes are gathered up to this before a write.
-const GATHER_BYTES: usize = 16 * 1024;
+/// Small envelopes are gathered up to this before a write: four whole records.
+const GATHER_BYTES: usize = 64 * 1024;
+/// Records the TLS library holds before they are written: a BODY frame and what was gathered before it go
+/// to the kernel at once.
+const SEALED_BYTES_MAX: usize = 512 * 1024;
 
 /// What a link reports, in the order it happened. `[I4.5]`
 #[derive(Debug)]
@@ -166,7 +170,9 @@ pub(crate) async fn run(config: LinkConfig, ports: Ports) -> LinkEnd {
             let name = server_name(&config.edge.host);
             let connector = tokio_rustls::TlsConnector::from(tls.clone());
             match connector.connect(name, stream).await {
-                Ok(stream) if stream.get_ref().1.alpn_protocol() == Some(ALPN) => {
+                Ok(mut stream) if stream.get_ref().1.alpn_protocol() == Some(ALPN) => {
+                    let tls = stream.get_mut().1;
+                    tls.set_buffer_limit(Some(SEALED_BYTES_MAX));
                     serve(stream, &config, ports).await
                 }
                 Ok(_) => LinkEnd::Alpn,
@@ -311,6 +317,9 @@ async fn write_loop<W: AsyncWrite + Unpin>(
     let mut buffer = Vec::with_capacity(GATHER_BYTES);
     let mut pings = 0;
     let mut wrote_at = Instant::now();
+    // Set again when it rings: every write moves the ping, and a ring too early costs less than a timer
+    // per write.
+    let mut alarm = pin!(sleep_until(wrote_at + ping_every));
     let (mut control_open, mut bulk_open) = (true, true);
     while control_open || bulk_open {
         let next = tokio::select! {
@@ -323,9 +332,14 @@ async fn write_loop<W: AsyncWrite + Unpin>(
                 bulk_open = next.is_some();
                 next
             }
-            () = tokio::time::sleep_until(wrote_at + ping_every) => {
-                pings += 1;
-                Some(Outbound::one_way(Message::Ping(Ping { seq: pings })))
+            () = &mut alarm => {
+                let due = wrote_at + ping_every;
+                let is_due = due <= Instant::now();
+                alarm.as_mut().reset(if is_due { Instant::now() + ping_every } else { due });
+                is_due.then(|| {
+                    pings += 1;
+                    Outbound::one_way(Message::Ping(Ping { seq: pings }))
+                })
             }
         };
         let Some(next) = next else { continue };

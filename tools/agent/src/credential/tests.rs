@@ -265,7 +265,7 @@ async fn drive(
                     return stream;
                 }
             }
-            item = call.next() => match item {
+            item = call.next(false) => match item {
                 Ok(Some(Piece::Part(Part::Http(Item::Body(_)))))
                     if matches!(end, End::CancelledInBody) =>
                 {
@@ -512,14 +512,14 @@ async fn r336_a_response_header_that_echoes_the_credential_is_dropped_and_counte
         stream.write_all(answer.as_bytes()).await.unwrap();
         stream
     };
-    let (first, _stream) = tokio::join!(call.next(), provide);
+    let (first, _stream) = tokio::join!(call.next(false), provide);
     let Ok(Some(Piece::Part(Part::Http(Item::Head { headers, .. })))) = first else {
         panic!("{first:?}")
     };
     let names: Vec<_> = headers.iter().map(|header| header.name.as_str()).collect();
     assert_eq!(names, ["x-other", "x-part", "content-length"]);
     assert_eq!(plane.counts.headers_dropped(), 2);
-    let Ok(Some(Piece::Part(Part::Http(Item::Body(body))))) = call.next().await else {
+    let Ok(Some(Piece::Part(Part::Http(Item::Body(body))))) = call.next(false).await else {
         panic!("a body")
     };
     assert_eq!(&body[..], SECRET, "the body is the provider's own");
