@@ -13,7 +13,7 @@ use std::sync::Arc;
 use iop_proto::catalog::{Category, Operation, OperationSet, ProviderKind};
 use iop_proto::ids::{ModelIndex, NodeIndex, ProviderIndex};
 use iop_proto::limits::{
-    CONFIG_REFRESH_MS, DRAIN_TIMEOUT_MS, MODELS_MAX, NODES_MAX, PROVIDERS_MAX,
+    DRAIN_MS_DEFAULT, MODELS_MAX, NODES_MAX, PROVIDERS_MAX, REFRESH_MS_DEFAULT,
     RESPONSE_WAIT_EXTRA_MS, STALL_TIMEOUT_MS_DEFAULT,
 };
 
@@ -153,8 +153,8 @@ pub struct Waits {
 impl Default for Waits {
     fn default() -> Self {
         Self {
-            drain_ms: DRAIN_TIMEOUT_MS,
-            refresh_ms: CONFIG_REFRESH_MS,
+            drain_ms: DRAIN_MS_DEFAULT,
+            refresh_ms: REFRESH_MS_DEFAULT,
         }
     }
 }
@@ -289,15 +289,6 @@ impl Names {
             is_first && name.enabled && name.operations.contains(operation)
         };
         named.iter().enumerate().filter(serves).count()
-    }
-
-    /// Some enabled provider of the model could serve the operation, whatever is connected.
-    #[must_use]
-    pub fn has_candidate(&self, model: ModelIndex, operation: Operation) -> bool {
-        self.model(model).providers.iter().any(|&provider| {
-            let provider = self.provider(provider);
-            provider.enabled && provider.operations.contains(operation)
-        })
     }
 
     /// `fresh`, the table of one file, in the place of this one: what both have keeps its row, what

@@ -24,9 +24,7 @@ use iop_control::names::Names;
 use iop_proto::ids::ModelIndex;
 use iop_proto::limits as bounds;
 
-pub use catalog::is_label;
 pub use host::Host;
-pub use read::is_trust_domain;
 pub use reload::{Reload, Room};
 use tree::{Context, FILE_BYTES_MAX, Field, PROBLEMS_MAX};
 

@@ -647,14 +647,4 @@ impl ShardMetrics {
         self.0.add(first + bucket, 1);
         self.0.add(first + bounds.len() + 1, ns);
     }
-
-    /// From the last byte of a request to the first body byte of its answer, nanoseconds.
-    pub fn observe_ttfb(&mut self, operation: Operation, ns: u64) {
-        self.observe(ShardHistogram::TimeToFirstToken, operation, ns);
-    }
-
-    /// From the last byte of a request to the end of its answer, nanoseconds.
-    pub fn observe_duration(&mut self, operation: Operation, ns: u64) {
-        self.observe(ShardHistogram::RequestDuration, operation, ns);
-    }
 }

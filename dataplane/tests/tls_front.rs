@@ -103,7 +103,7 @@ fn the_socket_has_its_options_and_dies_with_the_shards_descriptor() {
     let handover = world.node();
     let socket = socket2::SockRef::from(&handover.fd);
     assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
-    let dead = std::time::Duration::from_millis(iop_proto::limits::DEAD_MS);
+    let dead = std::time::Duration::from_millis(iop_proto::limits::DEAD_MS_DEFAULT);
     assert_eq!(socket.tcp_user_timeout().unwrap(), Some(dead));
     // SAFETY: F_GETFD on an open descriptor reads its flags.
     let flags = unsafe { libc::fcntl(handover.fd.as_raw_fd(), libc::F_GETFD) };

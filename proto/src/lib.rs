@@ -9,4 +9,5 @@ pub mod legacy;
 pub mod limits;
 pub mod map;
 pub mod reason;
+pub mod spiffe;
 pub mod view;

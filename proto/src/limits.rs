@@ -1,17 +1,23 @@
-//! Every fixed bound of the system with its unit and its reason, and the relations between them.
+//! Bounds that the contract fixes, that several files share, or that others are derived from, each with
+//! its unit and its reason, and the relations between them. A bound of one file alone stands at its head.
 //!
 //! Base values first, derived values after them; the `const` block at the end fails the build when a
-//! relation breaks. Values an operator may change are defaults here and checked in `config.rs`.
+//! relation breaks. What ends in `_DEFAULT` an operator may change; the configuration is checked where
+//! it is read.
 
 // ── tables ────────────────────────────────────────────────────────────────────────────────────────
-/// Shard threads. A run id has 8 bits for the shard.
+/// Shard threads: more than the cores of one socket. A run id has 8 bits for the shard, and control
+/// serves a ring of each.
 pub const SHARDS_MAX: u32 = 64;
 /// Configured nodes; their index is a `u16` and a snapshot is O(nodes + providers).
 pub const NODES_MAX: u32 = 4_096;
+/// Configured providers: four a node at the most nodes. Their index is a `u16`.
 pub const PROVIDERS_MAX: u32 = 16_384;
+/// Configured models; their index is a `u16`, and `/v1/models` lists all in one answer.
 pub const MODELS_MAX: u32 = 4_096;
 /// Candidates of one model group: a selection looks at each.
 pub const PROVIDERS_PER_MODEL_MAX: u32 = 64;
+/// Configured client keys: a request's is compared with each, in constant time.
 pub const KEYS_MAX: u32 = 4_096;
 /// Node connections on one shard, those in handshake or closing included.
 pub const SESSIONS_PER_SHARD_MAX: u32 = 1_024;
@@ -82,6 +88,9 @@ pub const RECORD_EXTRA_BYTES: u32 = RECORD_HEADER_BYTES + RECORD_TRAILER_BYTES;
 pub const RECORD_CIPHER_BYTES_MAX: u32 = RECORD_PLAIN_BYTES_MAX + 256;
 pub const RECORD_BYTES_MAX: u32 = RECORD_HEADER_BYTES + RECORD_CIPHER_BYTES_MAX;
 
+/// One PEM file: a chain, a key, or a bundle of roots, of which the common ones take a fifth of this.
+pub const PEM_BYTES_MAX: u32 = 1024 * 1024;
+
 // ── buffers of a shard ────────────────────────────────────────────────────────────────────────────
 /// Completions one turn handles, each of at most one receive buffer: the fairness between sessions. `[D-44]`
 pub const COMPLETIONS_PER_TURN_MAX: u32 = 256;
@@ -114,6 +123,8 @@ pub const BODY_POOL_BYTES_DEFAULT: u64 = 512 * 1024 * 1024;
 pub const BODY_STEP_BYTES: u32 = 256 * 1024;
 /// A request body, bytes, by default. `[D-02]` `[P-55]`
 pub const BODY_BYTES_MAX_DEFAULT: u32 = 32 * 1024 * 1024;
+
+// ── HTTP ──────────────────────────────────────────────────────────────────────────────────────────
 /// A request head: longer is 431; its request line alone: longer is 414. `[D-14]`
 pub const HEAD_BYTES_MAX: u32 = 16 * 1024;
 pub const REQUEST_LINE_BYTES_MAX: u32 = 8 * 1024;
@@ -133,6 +144,7 @@ pub const JSON_DEPTH_MAX: u32 = 512;
 pub const DRAIN_BYTES_MAX: u32 = 64 * 1024;
 pub const DRAIN_MS_MAX: u32 = 1_000;
 
+// ── answers of runs ───────────────────────────────────────────────────────────────────────────────
 /// Text of a run's answer that is gathered because the client asked for no stream, bytes of JSON.
 pub const GATHERED_ANSWER_BYTES_MAX: u32 = 4 * 1024 * 1024;
 /// Text that may hold tool calls waits for the end of its run, up to this many bytes; it is judged in
@@ -142,6 +154,7 @@ pub const HELD_TOOL_TEXT_BYTES_MAX: u32 = 128 * 1024;
 pub const RESTORED_TOOL_CALLS_MAX: u32 = 128;
 pub const RESTORED_TOOL_CALL_DEPTH_MAX: u32 = 64;
 
+// ── pacing ────────────────────────────────────────────────────────────────────────────────────────
 /// How many body bytes a node that paces itself may be ahead of a client: at first, and of one that is
 /// behind; and of one that keeps up, for a link of 2 Gbit/s over 64 ms. `[D-06]`
 pub const WINDOW_FIRST_BYTES: u64 = 1024 * 1024;
@@ -154,27 +167,37 @@ pub const WINDOW_UNSENT_BYTES_MAX: u64 = SESSION_UNSENT_BYTES_MAX as u64 + 64 * 
 pub const PACED_WRITE_STALLS: u64 = 4;
 
 // ── waits, milliseconds, defaults. `[D-29]` ───────────────────────────────────────────────────────
-pub const TLS_HANDSHAKE_MS: u64 = 10_000;
-pub const REGISTRATION_MS: u64 = 10_000;
-pub const HEAD_MS: u64 = 10_000;
-pub const BODY_STALL_MS: u64 = 30_000;
-pub const KEEP_ALIVE_MS: u64 = 60_000;
-pub const QUEUE_WAIT_MS: u64 = 30_000;
-pub const WRITE_STALL_MS: u64 = 30_000;
+/// From accept to a finished handshake.
+pub const TLS_HANDSHAKE_MS_DEFAULT: u64 = 10_000;
+/// From a finished handshake to RegisterRequest, and from its answer to NodeReadyRequest.
+pub const REGISTRATION_MS_DEFAULT: u64 = 10_000;
+/// From the first byte of a request's head to its last: a slow sender holds a slot.
+pub const HEAD_MS_DEFAULT: u64 = 10_000;
+/// Between two bytes of a request's body.
+pub const BODY_STALL_MS_DEFAULT: u64 = 30_000;
+/// Of a client's connection without a request: as long as common balancers keep theirs.
+pub const KEEP_ALIVE_MS_DEFAULT: u64 = 60_000;
+/// Of a request for a provider. `[D-30]`
+pub const QUEUE_WAIT_MS_DEFAULT: u64 = 30_000;
+/// Of a client that takes no byte of its answer. `[D-06]`
+pub const WRITE_STALL_MS_DEFAULT: u64 = 30_000;
+/// Beyond the stall timeout, so that the node's own evidence comes first.
 pub const RESPONSE_WAIT_EXTRA_MS: u64 = 15_000;
+/// Of a provider that moves nothing: a long prompt is silent for minutes.
 pub const STALL_TIMEOUT_MS_DEFAULT: u64 = 300_000;
 /// Largest stall timeout, ms: `i64::MAX` nanoseconds. `[A-12]`
 pub const STALL_TIMEOUT_MS_MAX: i64 = i64::MAX / 1_000_000;
 /// Ping after this long without a write; dead after this long without a read. `[D-03]`
-pub const HEARTBEAT_MS: u64 = 10_000;
-pub const DEAD_MS: u64 = 30_000;
+pub const HEARTBEAT_MS_DEFAULT: u64 = 10_000;
+pub const DEAD_MS_DEFAULT: u64 = 30_000;
 /// A lease taken whose request was not dispatched, by default. `[states §3]`
-pub const SELECTED_MS: u64 = 5_000;
+pub const DISPATCH_MS_DEFAULT: u64 = 5_000;
 /// A superseded owner may have its ready answered this long. `[D-60]`
 pub const REJECTED_READY_MS: u64 = 5_000;
-pub const DRAIN_TIMEOUT_MS: u64 = 60_000;
+/// Of answers under way when an Edge, a node or a reload's removed node ends. `[D-07]`
+pub const DRAIN_MS_DEFAULT: u64 = 60_000;
 /// A node has this long to answer a configuration refresh before its silence is reported. `[D-29]`
-pub const CONFIG_REFRESH_MS: u64 = 120_000;
+pub const REFRESH_MS_DEFAULT: u64 = 120_000;
 /// A shard that does not answer control for this long is wedged. `[D-38]`
 pub const SHARD_ANSWER_MS: u64 = 5_000;
 /// Between a shard's answer and control's next question. `[D-38]`
@@ -183,7 +206,7 @@ pub const SHARD_PING_MS: u64 = 1_000;
 pub const NODE_NOTICES_MAX: u32 = 256;
 /// A command's answer must come within the node's probe and this much more. `[D-29]`
 pub const COMMAND_EXTRA_MS: u64 = 10_000;
-pub const COMMAND_MS: u64 = HEALTH_PROBE_MS + COMMAND_EXTRA_MS;
+pub const COMMAND_MS_DEFAULT: u64 = HEALTH_PROBE_MS_DEFAULT + COMMAND_EXTRA_MS;
 /// An overlaid binding is asked about after this long, then twice as long each time up to the
 /// longest, give or take the jitter, percent. `[D-58]`
 pub const PROBE_FIRST_MS: u64 = 5_000;
@@ -194,17 +217,26 @@ pub const COMMANDS_PER_NODE_MAX: u32 = 8;
 /// Commands of operators outstanding at all nodes: a person's, or a script's, not a load.
 pub const OPERATOR_COMMANDS_MAX: u32 = 64;
 /// Handshakes in progress at once, before asymmetric work starts. `[D-04]`
-pub const HANDSHAKES_MAX: u32 = 64;
+pub const HANDSHAKES_DEFAULT: u32 = 64;
+/// More would be a queue of asymmetric work, not a limit.
+pub const HANDSHAKES_CEILING: u32 = 4_096;
+/// Longest configurable wait, ms: a day. More is a mistaken unit.
+pub const WAIT_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 // ── queue. `[D-30]` ───────────────────────────────────────────────────────────────────────────────
-pub const WAITERS_PER_MODEL_MAX: u32 = 1_024;
-pub const WAITING_BYTES_PER_MODEL_MAX: u64 = 256 * 1024 * 1024;
+/// Requests of one model that wait; one more is refused at once.
+pub const WAITERS_PER_MODEL_DEFAULT: u32 = 1_024;
+/// Their bodies, bytes: half of the body pool, so that one model cannot take all of it.
+pub const WAITING_BYTES_PER_MODEL_DEFAULT: u64 = 256 * 1024 * 1024;
+/// A request body from which on a request is a long one: some 32 000 tokens of text.
 pub const LONG_THRESHOLD_BYTES_DEFAULT: u32 = 128 * 1024;
+/// The longest `retry-after`, s: an estimate beyond it is worth nothing.
 pub const RETRY_AFTER_S_MAX: u32 = 30;
 /// Grants one step makes; the rest is a pending step. Each grant is one effect.
 pub const GRANTS_PER_STEP_MAX: u32 = EFFECTS_PER_STEP_MAX / 2;
 
 // ── node agent ────────────────────────────────────────────────────────────────────────────────────
+/// Between two attempts to connect, s, and how many in a row may fail; 0: any number.
 pub const RECONNECT_INTERVAL_S_DEFAULT: i64 = 10;
 pub const RECONNECT_ATTEMPTS_DEFAULT: i64 = 10;
 /// Jitter only adds to the interval: a share of it. `[D-04]`
@@ -249,8 +281,8 @@ pub const RUN_TOOL_CALLS_BYTES_MAX: usize = 512 * 1024;
 /// connection be used again.
 pub const RUN_TAIL_MS: u64 = 250;
 /// G and H: close grace and health probe bound, ms. `[D-23]`
-pub const CLOSE_GRACE_MS: u64 = 5_000;
-pub const HEALTH_PROBE_MS: u64 = 5_000;
+pub const CLOSE_GRACE_MS_DEFAULT: u64 = 5_000;
+pub const HEALTH_PROBE_MS_DEFAULT: u64 = 5_000;
 /// Largest G and H: the Edge waits `RESPONSE_WAIT_EXTRA_MS` beyond the stall timeout for the evidence.
 pub const STALL_JOIN_MS_MAX: u64 = 10_000;
 /// Read of a probe's answer: a list of many thousand models. `[D-49]`
@@ -258,7 +290,7 @@ pub const PROBE_BYTES_MAX: u32 = 1024 * 1024;
 /// Probes of one agent that commands asked for, at once. `[D-29]`
 pub const COMMANDS_MAX: usize = 64;
 /// A look at the certificate files of an agent, ms. `[D-05]`
-pub const CREDENTIAL_CHECK_MS: u64 = 5_000;
+pub const CERTIFICATE_CHECK_MS: u64 = 5_000;
 /// Targets of one adapter that its probes remember having found.
 pub const PROBED_TARGETS_MAX: usize = 1_024;
 
@@ -268,7 +300,7 @@ pub const PROBED_TARGETS_MAX: usize = 1_024;
 pub const LEASE_MS_DEFAULT: u64 = 60_000;
 pub const LEASE_MS_MAX: u64 = 300_000;
 /// An issuer's clock may be ahead of a node's by this much, ms. `[A-34]` `[A-35]`
-pub const CLOCK_SKEW_MS: u64 = 5_000;
+pub const CLOCK_SKEW_MS_DEFAULT: u64 = 5_000;
 /// One provider credential, bytes: longer than any API key or token in a header.
 pub const SECRET_BYTES_MAX: u32 = 4 * 1024;
 /// An encoded lease: a sealed secret, ids, digest, signature.
@@ -306,9 +338,12 @@ const _: () = {
     );
     assert!(NODES_MAX <= 65_536 && PROVIDERS_MAX <= 65_536 && MODELS_MAX <= 65_536);
     assert!(BODY_BYTES_MAX_DEFAULT < ENVELOPE_TO_NODE_BYTES_MAX);
-    assert!(DEAD_MS >= 2 * HEARTBEAT_MS);
+    assert!(DEAD_MS_DEFAULT >= 2 * HEARTBEAT_MS_DEFAULT);
+    assert!(WAITING_BYTES_PER_MODEL_DEFAULT <= BODY_POOL_BYTES_DEFAULT / 2);
     assert!(STALL_JOIN_MS_MAX < RESPONSE_WAIT_EXTRA_MS); // so that the node's evidence wins [D-29]
-    assert!(CLOSE_GRACE_MS <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS <= STALL_JOIN_MS_MAX);
+    assert!(
+        CLOSE_GRACE_MS_DEFAULT <= STALL_JOIN_MS_MAX && HEALTH_PROBE_MS_DEFAULT <= STALL_JOIN_MS_MAX
+    );
     assert!(NODES_MAX * COMMANDS_PER_NODE_MAX <= 1 << 24 && COMMANDS_PER_NODE_MAX > 1); // command id
     assert!(HELD_TOOL_TEXT_BYTES_MAX <= RESPONSE_START_BYTES_MAX); // the scratch buffer takes it
     assert!(RUN_TOOL_CALLS_BYTES_MAX + 4_096 <= ASSEMBLED_BYTES_MAX as usize);

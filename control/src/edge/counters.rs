@@ -170,12 +170,6 @@ impl Counters {
         self.evidence[source as usize][outcome as usize] += 1;
     }
 
-    /// Requests refused for any reason.
-    #[must_use]
-    pub fn refusals_total(&self) -> u64 {
-        self.refusals.iter().sum()
-    }
-
     pub(crate) const fn refused(&mut self, reason: Reason) {
         self.refusals[reason as usize] += 1;
     }

@@ -25,7 +25,7 @@
 use std::sync::Arc;
 
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef, ShardIndex};
-use iop_proto::limits::{COMMAND_MS, EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
+use iop_proto::limits::{COMMAND_MS_DEFAULT, EFFECTS_PER_STEP_MAX, GRANTS_PER_STEP_MAX};
 use iop_proto::limits::{MODELS_MAX, NODES_MAX, PROVIDERS_MAX, SHARDS_MAX};
 
 use crate::names::Names;
@@ -111,7 +111,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             seed: 0,
-            command_ms: COMMAND_MS,
+            command_ms: COMMAND_MS_DEFAULT,
         }
     }
 }

@@ -18,7 +18,9 @@ use core::num::NonZeroU64;
 use iop_proto::domain::{Credential, HardTimeout, HealthEvidence, StallTimeout};
 use iop_proto::ids::Now;
 use iop_proto::legacy;
-use iop_proto::limits::{CLOSE_GRACE_MS, HEALTH_PROBE_MS, STALL_TIMEOUT_MS_DEFAULT};
+use iop_proto::limits::{
+    CLOSE_GRACE_MS_DEFAULT, HEALTH_PROBE_MS_DEFAULT, STALL_TIMEOUT_MS_DEFAULT,
+};
 
 /// Why a request gets one error terminal before anything is asked of gate or provider. `[A-13]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +98,8 @@ pub struct Patience {
 impl Default for Patience {
     fn default() -> Self {
         Self {
-            grace_ms: CLOSE_GRACE_MS,
-            probe_ms: HEALTH_PROBE_MS,
+            grace_ms: CLOSE_GRACE_MS_DEFAULT,
+            probe_ms: HEALTH_PROBE_MS_DEFAULT,
         }
     }
 }

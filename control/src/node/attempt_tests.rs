@@ -245,7 +245,7 @@ fn a_stopped_provider_that_returns_ends_the_attempt_at_once() {
 fn a68_a_provider_that_does_not_return_delays_the_terminal_by_the_grace_and_keeps_its_slot() {
     let mut attempt = calling();
     assert_eq!(wake(&mut attempt, T0, CANCELLED), [Order::Stop]);
-    let grace = T0.after_ms(CLOSE_GRACE_MS);
+    let grace = T0.after_ms(CLOSE_GRACE_MS_DEFAULT);
     assert_eq!(attempt.deadline(), Some(grace));
     let just_before = Now::from_nanos(grace.as_nanos() - 1);
     assert_eq!(wake(&mut attempt, just_before, CANCELLED), []);
@@ -277,7 +277,10 @@ fn a_session_that_ends_silences_the_attempt_in_every_phase() {
         ..CANCELLED
     };
     assert_eq!(wake(&mut stopping, T0, both), []);
-    assert_eq!(wake(&mut stopping, T0.after_ms(CLOSE_GRACE_MS), both), []);
+    assert_eq!(
+        wake(&mut stopping, T0.after_ms(CLOSE_GRACE_MS_DEFAULT), both),
+        []
+    );
     assert_eq!(returned(&mut stopping, Ok(())), [Order::FreeSlot]);
 }
 

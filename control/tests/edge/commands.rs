@@ -9,7 +9,8 @@ use iop_proto::domain::CommandKind;
 use iop_proto::domain::HealthEvidence::Unavailable;
 use iop_proto::ids::SessionRef;
 use iop_proto::limits::{
-    COMMAND_MS, COMMANDS_PER_NODE_MAX, OPERATOR_COMMANDS_MAX, PROBE_FIRST_MS, PROBE_LONGEST_MS,
+    COMMAND_MS_DEFAULT, COMMANDS_PER_NODE_MAX, OPERATOR_COMMANDS_MAX, PROBE_FIRST_MS,
+    PROBE_LONGEST_MS,
 };
 
 use crate::rig::{
@@ -46,7 +47,7 @@ fn r254_each_answer_ends_its_own_question_and_a_late_one_nothing() {
     told(&mut rig, session(2), third);
     assert_eq!(rig.control.counters().stale_events, stale + 2);
     assert_eq!(finished(&mut rig), []);
-    assert_eq!(rig.pass_ms(COMMAND_MS - 1), []);
+    assert_eq!(rig.pass_ms(COMMAND_MS_DEFAULT - 1), []);
     assert_eq!(finished(&mut rig), []);
     rig.pass_ms(1);
     assert_eq!(finished(&mut rig), [(third, CommandEnd::TimedOut)]);
@@ -104,7 +105,7 @@ fn r033_only_a_ready_owner_is_asked_and_its_generation_takes_its_questions_along
     assert_eq!(ask(&mut rig), not_ready, "gone");
     rig.up(session(2), 0);
     told(&mut rig, session(1), command);
-    assert_eq!(rig.pass_ms(COMMAND_MS), []);
+    assert_eq!(rig.pass_ms(COMMAND_MS_DEFAULT), []);
     assert_eq!(finished(&mut rig), []);
 }
 
@@ -194,7 +195,10 @@ fn d58_an_overlaid_binding_is_asked_about_after_5_s_then_doubling_to_60_s() {
     // One that is never answered counts from the end of its wait.
     let (_, silent) = next_probe(&mut rig);
     let (waited, command) = next_probe(&mut rig);
-    assert!(waited >= COMMAND_MS + PROBE_LONGEST_MS * 8 / 10, "{waited}");
+    assert!(
+        waited >= COMMAND_MS_DEFAULT + PROBE_LONGEST_MS * 8 / 10,
+        "{waited}"
+    );
     rig.answers(session(1), silent, available(8));
     assert_eq!(rig.shown(0).capacity, 0, "too late");
     rig.answers(session(1), command, available(9));

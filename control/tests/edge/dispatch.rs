@@ -2,7 +2,7 @@
 use iop_control::names::ProviderName;
 use iop_control::step::{Effect, Ending, Event};
 use iop_proto::catalog::{Operation, OperationSet, ProviderKind};
-use iop_proto::limits::{RUNS_PER_SHARD_MAX, SELECTED_MS};
+use iop_proto::limits::{DISPATCH_MS_DEFAULT, RUNS_PER_SHARD_MAX};
 use iop_proto::reason::Reason;
 
 use crate::rig::{Rig, World, client, clients, granted, grants, provider, refused, session, small};
@@ -179,7 +179,7 @@ fn a_run_that_does_not_begin_in_time_is_cancelled_and_its_client_told() {
     let mut rig = small(1);
     rig.up(session(1), 0);
     let late = rig.run(1, 0);
-    assert_eq!(rig.pass_ms(SELECTED_MS - 1), []);
+    assert_eq!(rig.pass_ms(DISPATCH_MS_DEFAULT - 1), []);
     let reason = Reason::DispatchTimeout;
     assert_eq!(rig.pass_ms(1), [Effect::Cancel { run: late, reason }]);
     assert_eq!(
@@ -200,7 +200,7 @@ fn a_run_that_does_not_begin_in_time_is_cancelled_and_its_client_told() {
     assert_eq!(rig.pass_ms(60_000), []);
     rig.complete(run);
     let run = rig.run(3, 0);
-    assert_eq!(rig.pass_ms(SELECTED_MS).len(), 1);
+    assert_eq!(rig.pass_ms(DISPATCH_MS_DEFAULT).len(), 1);
     rig.begun(run);
     assert_eq!(rig.shown(0).in_flight, 1);
     let ending = Ending::Error;

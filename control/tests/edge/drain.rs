@@ -1,6 +1,6 @@
 //! Nodes that are taken out: by the end of their certificate, by the operator.
 use iop_control::step::Event;
-use iop_proto::limits::DRAIN_TIMEOUT_MS;
+use iop_proto::limits::DRAIN_MS_DEFAULT;
 use iop_proto::reason::Reason;
 
 use crate::rig::{World, closes, granted, grants, node, session};
@@ -51,7 +51,7 @@ fn d05_a_drain_ends_at_its_time_whatever_runs() {
     let run = rig.run(1, 0);
     rig.begun(run);
     expire(&mut rig, 1);
-    assert_eq!(closes(&rig.pass_ms(DRAIN_TIMEOUT_MS - 1)), []);
+    assert_eq!(closes(&rig.pass_ms(DRAIN_MS_DEFAULT - 1)), []);
     assert_eq!(rig.control.drain_node(rig.now, node(0)), Ok(1));
     let ended = rig.pass_ms(1);
     let cause = Reason::CertificateExpired;

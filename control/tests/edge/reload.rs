@@ -5,7 +5,7 @@ use iop_control::edge::RefreshState;
 use iop_control::names::{Names, NodeName, ProviderName};
 use iop_proto::domain::HealthEvidence;
 use iop_proto::domain::RefreshStatus::{Applied, Failed, RestartRequired};
-use iop_proto::limits::{CONFIG_REFRESH_MS, EFFECTS_PER_STEP_MAX};
+use iop_proto::limits::{EFFECTS_PER_STEP_MAX, REFRESH_MS_DEFAULT};
 use iop_proto::reason::Reason;
 
 use crate::rig::{
@@ -286,7 +286,7 @@ fn s10_a_pending_node_is_pushed_nothing_and_after_its_ready_one_or_none() {
 fn d29_an_unanswered_refresh_is_reported_and_its_late_answer_still_counts() {
     let mut rig = ready(1);
     let first = refreshes(&rig.reload(|file| row(file, 0).adapter = "b".into()))[0].1;
-    assert_eq!(refreshes(&rig.pass_ms(CONFIG_REFRESH_MS - 1)), []);
+    assert_eq!(refreshes(&rig.pass_ms(REFRESH_MS_DEFAULT - 1)), []);
     assert_eq!(state(&rig), RefreshState::Pending);
     assert_eq!(refreshes(&rig.pass_ms(1)), [], "the same is not sent again");
     assert_eq!(state(&rig), RefreshState::Unanswered);
@@ -313,7 +313,7 @@ fn what_changed_while_an_unanswered_refresh_ran_out_is_sent_then() {
     let mut rig = ready(1);
     let first = refreshes(&rig.reload(|file| row(file, 0).adapter = "b".into()))[0].1;
     assert_eq!(rig.reload(|file| row(file, 0).adapter = "c".into()), []);
-    let second = refreshes(&rig.pass_ms(CONFIG_REFRESH_MS));
+    let second = refreshes(&rig.pass_ms(REFRESH_MS_DEFAULT));
     assert_eq!(second.len(), 1, "under a new id");
     assert_ne!(second[0].1, first);
     // A new generation starts anew with the newest.

@@ -13,7 +13,7 @@ use iop_proto::catalog::{Operation, ProviderKind};
 use iop_proto::domain::{CommandKind, HealthEvidence, RefreshStatus};
 use iop_proto::ids::{ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, RunRef};
 use iop_proto::ids::{SessionRef, ShardIndex, SlotGeneration};
-use iop_proto::limits::SELECTED_MS;
+use iop_proto::limits::DISPATCH_MS_DEFAULT;
 use iop_proto::reason::Reason;
 
 pub(crate) const CHAT: Operation = Operation::ChatCompletions;
@@ -111,7 +111,7 @@ impl World {
                 waiters_max: 1_024,
                 waiting_bytes_max: 1 << 30,
                 wait_ms: 30_000,
-                dispatch_ms: SELECTED_MS,
+                dispatch_ms: DISPATCH_MS_DEFAULT,
             },
             waits: Waits::default(),
             gone: Gone::default(),

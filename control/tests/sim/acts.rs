@@ -9,7 +9,7 @@ use iop_control::step::{
 use iop_proto::catalog::Operation;
 use iop_proto::domain::{HealthEvidence, RefreshStatus};
 use iop_proto::ids::{ModelIndex, NodeIndex};
-use iop_proto::limits::DEAD_MS;
+use iop_proto::limits::DEAD_MS_DEFAULT;
 use iop_proto::reason::Reason;
 
 use crate::shard::ClientState;
@@ -246,7 +246,7 @@ impl World {
         let silent = self.shards[row].silent_sessions();
         let due = silent
             .iter()
-            .find(|(_, since)| self.now.ms_since(*since) >= DEAD_MS);
+            .find(|(_, since)| self.now.ms_since(*since) >= DEAD_MS_DEFAULT);
         let Some(&(slot, _)) = due else { return false };
         self.close(row, slot, Reason::HeartbeatTimeout);
         true

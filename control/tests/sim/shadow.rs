@@ -14,7 +14,7 @@ use iop_proto::domain::{HealthEvidence, RefreshStatus};
 use iop_proto::ids::{
     ClientRef, ModelIndex, NodeIndex, Now, ProviderIndex, RefreshId, RunRef, SessionRef,
 };
-use iop_proto::limits::{COMMAND_MS, DRAIN_TIMEOUT_MS, REFRESHES_UNANSWERED_MAX};
+use iop_proto::limits::{COMMAND_MS_DEFAULT, DRAIN_MS_DEFAULT, REFRESHES_UNANSWERED_MAX};
 use iop_proto::reason::Reason;
 
 /// Adapter and target of a provider, as a number.
@@ -317,7 +317,7 @@ impl Shadow {
         owner.draining = true;
         owner
             .closing
-            .get_or_insert_with(|| now.after_ms(DRAIN_TIMEOUT_MS));
+            .get_or_insert_with(|| now.after_ms(DRAIN_MS_DEFAULT));
     }
 
     /// The operator has asked for a node's drain.
@@ -466,7 +466,7 @@ impl Shadow {
             let is_over = other.is_none_or(|(_, asked)| asked.deadline <= now);
             assert!(is_over, "two probes at one node");
         }
-        let deadline = now.after_ms(COMMAND_MS);
+        let deadline = now.after_ms(COMMAND_MS_DEFAULT);
         let asked = Asked {
             session,
             provider,

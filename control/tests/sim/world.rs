@@ -451,7 +451,7 @@ impl World {
         let served = (0..self.names.models.len()).filter_map(ModelIndex::new);
         let served = served.filter(|&model| {
             let names = &self.names;
-            names.has_candidate(model, Operation::ChatCompletions)
+            names.candidates(model, Operation::ChatCompletions) > 0
         });
         let ended = self.control.counters().returns_terminal - before;
         assert_eq!(ended, served.count() as u64, "each model is served");

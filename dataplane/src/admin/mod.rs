@@ -141,7 +141,7 @@ fn spawn_within(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .thread_name("admin-wait")
+        .thread_name("iop-admin-wait")
         .on_thread_start(|| alloc::set_role(Role::Cold))
         .max_blocking_threads(2) // one snapshot, one order of an operator under way
         .build()
@@ -152,7 +152,9 @@ fn spawn_within(
         runtime.block_on(serve(listener, admin, bounds, stopped));
         runtime.shutdown_timeout(bounds.deadline);
     };
-    let thread = std::thread::Builder::new().name("admin".into()).spawn(work);
+    let thread = std::thread::Builder::new()
+        .name("iop-admin".into())
+        .spawn(work);
     Ok(AdminHandle {
         stop,
         thread: thread.map_err(AdminError::Thread)?,

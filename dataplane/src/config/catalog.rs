@@ -16,6 +16,7 @@ use iop_proto::domain::{Adapter, AdapterOptions, NodeConfig, OnCancel, Profile, 
 use iop_proto::ids::{NodeIndex, ProviderIndex};
 use iop_proto::limits as bounds;
 use iop_proto::map;
+use iop_proto::spiffe::is_label;
 
 use super::read::file;
 use super::tree::{Field, Group, quote};
@@ -88,17 +89,6 @@ pub(super) fn label(field: &Field<'_>) -> Option<String> {
         quote(text)
     ));
     None
-}
-
-/// 1 to `NAME_BYTES_MAX` characters of a SPIFFE path segment; `.` and `..` are none. `[A-41]`
-#[must_use]
-pub fn is_label(text: &str) -> bool {
-    (1..=bounds::NAME_BYTES_MAX as usize).contains(&text.len())
-        && text != "."
-        && text != ".."
-        && text
-            .bytes()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'))
 }
 
 /// A name that others chose: of a model, or what its provider calls it.
@@ -176,7 +166,7 @@ struct Builder {
     recipients: Vec<Option<PathBuf>>,
 }
 
-const NODE: &[&str] = &[
+pub(super) const NODE: &[&str] = &[
     "id",
     "name",
     "concurrency",
@@ -411,7 +401,7 @@ fn provider(
     ))
 }
 
-const PROVIDER: &[&str] = &[
+pub(super) const PROVIDER: &[&str] = &[
     "id",
     "adapter",
     "target",

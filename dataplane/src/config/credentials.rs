@@ -12,7 +12,7 @@ use super::read::{Listeners, file};
 use super::tree::{Field, Group};
 use crate::credential::KeySource;
 
-const FIELDS: &[&str] = &[
+pub(super) const FIELDS: &[&str] = &[
     "store",
     "store_key_file",
     "store_key_env",

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use iop_control::names::{Names, QueueLimits, Waits};
 use iop_proto::ids::ModelIndex;
 use iop_proto::limits as bounds;
+use iop_proto::spiffe::{TRUST_DOMAIN_BYTES_MAX, is_trust_domain};
 
 use super::catalog::Broken;
 use super::host::Host;
@@ -24,18 +25,12 @@ const NODES_LISTEN: &str = "0.0.0.0:7443";
 const CLIENTS_LISTEN: &str = "127.0.0.1:8080";
 const ADMIN_LISTEN: &str = "127.0.0.1:9090";
 
-/// Longest configurable wait: a day. More is a mistaken unit.
-const WAIT_MS_MAX: u64 = 24 * 60 * 60 * 1000;
-/// More handshakes at once would be a queue of asymmetric work, not a limit.
-const HANDSHAKES_CEILING: u32 = 4_096;
 /// Room of a tunnel request's envelope for everything but the body.
 const REQUEST_FRAME_BYTES: u64 = 1024 * 1024;
 /// A pool larger than this is a mistaken unit.
 const POOL_BYTES_MAX: u64 = 1 << 40;
-/// RFC 1035 names; SPIFFE bounds a trust domain alike.
-const TRUST_DOMAIN_BYTES_MAX: usize = 255;
 
-const ROOT: &[&str] = &[
+pub(super) const ROOT: &[&str] = &[
     "listeners",
     "shards",
     "cores",
@@ -107,7 +102,7 @@ pub(super) fn edge(
     Some(config)
 }
 
-const LISTENERS: &[&str] = &[
+pub(super) const LISTENERS: &[&str] = &[
     "nodes",
     "clients",
     "clients_tls",
@@ -245,15 +240,6 @@ fn trust_domain(field: &Field<'_>) -> Option<String> {
     None
 }
 
-/// 1 to 255 characters of a SPIFFE trust domain. `[A-41]`
-#[must_use]
-pub fn is_trust_domain(text: &str) -> bool {
-    (1..=TRUST_DOMAIN_BYTES_MAX).contains(&text.len())
-        && text
-            .bytes()
-            .all(|c| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_'))
-}
-
 fn shards(root: &Group<'_>) -> u32 {
     let Some(field) = root.get("shards") else {
         return 1;
@@ -290,7 +276,7 @@ fn cores(root: &Group<'_>, shards: u32, host: &Host) -> Vec<u32> {
     cores
 }
 
-const LIMITS: &[&str] = &[
+pub(super) const LIMITS: &[&str] = &[
     "clients_max",
     "handshakes_max",
     "output_pool_bytes",
@@ -327,7 +313,11 @@ fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
             bounds::CLIENTS_MAX_CEILING,
             bounds::CLIENTS_MAX_DEFAULT,
         ),
-        handshakes_max: count("handshakes_max", HANDSHAKES_CEILING, bounds::HANDSHAKES_MAX),
+        handshakes_max: count(
+            "handshakes_max",
+            bounds::HANDSHAKES_CEILING,
+            bounds::HANDSHAKES_DEFAULT,
+        ),
         output_pool_bytes: size(
             "output_pool_bytes",
             output,
@@ -347,16 +337,16 @@ fn limits(root: &Group<'_>, shards: u32) -> (Limits, QueueLimits) {
         field.complain("the kernel takes a power of two");
     }
     check_body_pool(root, group, &limits, shards);
-    let waiting = bounds::WAITING_BYTES_PER_MODEL_MAX;
+    let waiting = bounds::WAITING_BYTES_PER_MODEL_DEFAULT;
     let queue = QueueLimits {
         waiters_max: count(
             "queue_waiters_max",
             bounds::CLIENTS_MAX_CEILING,
-            bounds::WAITERS_PER_MODEL_MAX,
+            bounds::WAITERS_PER_MODEL_DEFAULT,
         ),
         waiting_bytes_max: size("queue_bytes_max", 1024..=POOL_BYTES_MAX, waiting),
-        wait_ms: bounds::QUEUE_WAIT_MS,
-        dispatch_ms: bounds::SELECTED_MS,
+        wait_ms: bounds::QUEUE_WAIT_MS_DEFAULT,
+        dispatch_ms: bounds::DISPATCH_MS_DEFAULT,
     };
     (limits, queue)
 }
@@ -378,7 +368,7 @@ fn check_body_pool(root: &Group<'_>, group: Option<&Group<'_>>, limits: &Limits,
     ));
 }
 
-const TIMEOUTS: &[&str] = &[
+pub(super) const TIMEOUTS: &[&str] = &[
     "handshake_ms",
     "head_ms",
     "body_ms",
@@ -398,23 +388,23 @@ const TIMEOUTS: &[&str] = &[
 fn timeouts(root: &Group<'_>, limits: QueueLimits) -> (Timeouts, QueueLimits) {
     let group = root.get("timeouts").and_then(|field| field.group(TIMEOUTS));
     let wait = |name: &str, default| {
-        let range: RangeInclusive<u64> = 1..=WAIT_MS_MAX;
+        let range: RangeInclusive<u64> = 1..=bounds::WAIT_MS_MAX;
         group.as_ref().map_or(default, |group| {
             group.whole(name, range, "milliseconds", default)
         })
     };
     let timeouts = Timeouts {
-        handshake_ms: wait("handshake_ms", bounds::TLS_HANDSHAKE_MS),
-        head_ms: wait("head_ms", bounds::HEAD_MS),
-        body_ms: wait("body_ms", bounds::BODY_STALL_MS),
-        keep_alive_ms: wait("keep_alive_ms", bounds::KEEP_ALIVE_MS),
-        write_stall_ms: wait("write_stall_ms", bounds::WRITE_STALL_MS),
-        heartbeat_ms: wait("heartbeat_ms", bounds::HEARTBEAT_MS),
-        dead_ms: wait("dead_ms", bounds::DEAD_MS),
-        registration_ms: wait("registration_ms", bounds::REGISTRATION_MS),
-        drain_ms: wait("drain_ms", bounds::DRAIN_TIMEOUT_MS),
-        command_ms: wait("command_ms", bounds::COMMAND_MS),
-        refresh_ms: wait("refresh_ms", bounds::CONFIG_REFRESH_MS),
+        handshake_ms: wait("handshake_ms", bounds::TLS_HANDSHAKE_MS_DEFAULT),
+        head_ms: wait("head_ms", bounds::HEAD_MS_DEFAULT),
+        body_ms: wait("body_ms", bounds::BODY_STALL_MS_DEFAULT),
+        keep_alive_ms: wait("keep_alive_ms", bounds::KEEP_ALIVE_MS_DEFAULT),
+        write_stall_ms: wait("write_stall_ms", bounds::WRITE_STALL_MS_DEFAULT),
+        heartbeat_ms: wait("heartbeat_ms", bounds::HEARTBEAT_MS_DEFAULT),
+        dead_ms: wait("dead_ms", bounds::DEAD_MS_DEFAULT),
+        registration_ms: wait("registration_ms", bounds::REGISTRATION_MS_DEFAULT),
+        drain_ms: wait("drain_ms", bounds::DRAIN_MS_DEFAULT),
+        command_ms: wait("command_ms", bounds::COMMAND_MS_DEFAULT),
+        refresh_ms: wait("refresh_ms", bounds::REFRESH_MS_DEFAULT),
     };
     if timeouts.dead_ms < 2 * timeouts.heartbeat_ms
         && let Some(group) = &group
@@ -426,8 +416,8 @@ fn timeouts(root: &Group<'_>, limits: QueueLimits) -> (Timeouts, QueueLimits) {
         ));
     }
     let queue = QueueLimits {
-        wait_ms: wait("queue_wait_ms", bounds::QUEUE_WAIT_MS),
-        dispatch_ms: wait("dispatch_ms", bounds::SELECTED_MS),
+        wait_ms: wait("queue_wait_ms", bounds::QUEUE_WAIT_MS_DEFAULT),
+        dispatch_ms: wait("dispatch_ms", bounds::DISPATCH_MS_DEFAULT),
         ..limits
     };
     (timeouts, queue)

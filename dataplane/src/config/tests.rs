@@ -192,8 +192,8 @@ fn defaults_are_those_of_the_limits() {
     assert_eq!(config.shards, 1);
     assert_eq!(config.limits.clients_max, limits::CLIENTS_MAX_DEFAULT);
     assert_eq!(config.limits.body_bytes_max, limits::BODY_BYTES_MAX_DEFAULT);
-    assert_eq!(config.timeouts.dead_ms, limits::DEAD_MS);
-    assert_eq!(config.names.queue.wait_ms, limits::QUEUE_WAIT_MS);
+    assert_eq!(config.timeouts.dead_ms, limits::DEAD_MS_DEFAULT);
+    assert_eq!(config.names.queue.wait_ms, limits::QUEUE_WAIT_MS_DEFAULT);
     assert_eq!(
         config.log,
         LogConfig {
@@ -1242,6 +1242,18 @@ fn d36_the_annotated_example_loads() {
     );
     assert_eq!(config.keys.len(), 2);
     assert_eq!(config.warnings(), Vec::<String>::new());
+    let fields = [
+        read::ROOT,
+        read::LISTENERS,
+        read::LIMITS,
+        read::TIMEOUTS,
+        catalog::NODE,
+        catalog::PROVIDER,
+        credentials::FIELDS,
+    ];
+    for field in fields.concat() {
+        assert!(text.contains(&format!("{field}:")), "{field} is not shown");
+    }
     // Values shown as defaults are the defaults.
     let bare = good("listeners: {insecure_plaintext_nodes: true}\n");
     assert_eq!(

@@ -573,7 +573,9 @@ mod tests {
                 shard.inc(ShardMetric::FramesBody);
                 shard.add(ShardMetric::FrameBodyBytes, n);
                 shard.reason(Reason::ClientGone);
-                shard.observe_ttfb(Operation::ChatCompletions, n * MS_10);
+                let (family, asked) =
+                    (ShardHistogram::TimeToFirstToken, Operation::ChatCompletions);
+                shard.observe(family, asked, n * MS_10);
                 shard.response(200);
             }
         });

@@ -97,12 +97,6 @@ impl Output {
     pub const fn is_direct(&self) -> bool {
         self.direct
     }
-
-    /// Something was gathered in this turn.
-    #[must_use]
-    pub const fn has_gather(&self) -> bool {
-        self.gather.is_some()
-    }
 }
 
 /// Who sends: the client's slot, tenant and descriptor.

@@ -341,11 +341,6 @@ impl Ring {
             flags: entry.flags(),
         }));
     }
-
-    /// Entries pushed and not yet submitted.
-    pub fn unsubmitted(&mut self) -> usize {
-        self.io.submission().len()
-    }
 }
 
 fn tolerable(error: &io::Error) -> bool {

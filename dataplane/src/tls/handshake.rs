@@ -1,7 +1,7 @@
 //! Server handshakes by rustls, one record at a time, and the material they need.
 //!
 //! Lives on: the front (handshakes), the main and cold threads (configuration). View: one connection.
-//! Bound: `INPUT_BYTES_MAX` of input per handshake, `FILE_BYTES_MAX` per PEM file.
+//! Bound: `INPUT_BYTES_MAX` of input per handshake, `PEM_BYTES_MAX` per PEM file.
 //!
 //! rustls sees no byte behind the record that ends the handshake. Otherwise data it had already
 //! opened, or its answer to a KeyUpdate that came with Finished, would be lost at the switch to our
@@ -16,7 +16,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use iop_proto::limits::{ALPN, RECORD_BYTES_MAX, RECORD_CIPHER_BYTES_MAX, RECORD_HEADER_BYTES};
+use iop_proto::limits::{
+    ALPN, PEM_BYTES_MAX, RECORD_BYTES_MAX, RECORD_CIPHER_BYTES_MAX, RECORD_HEADER_BYTES,
+};
 use iop_proto::reason::Reason;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -34,8 +36,6 @@ pub const ALPN_HTTP: &[u8] = b"http/1.1";
 /// Input a handshake may hold: the longest message rustls takes (64 KiB) in records of a sane size.
 const INPUT_BYTES_MAX: usize = 128 * 1024;
 const RECORD_MAX: usize = RECORD_BYTES_MAX as usize;
-/// A PEM file: far more than any chain or bundle.
-const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 // ── configuration ─────────────────────────────────────────────────────────────────────────────────
 
@@ -97,7 +97,7 @@ impl fmt::Display for PkiError {
         write!(f, "{}: ", self.path.display())?;
         match &self.problem {
             PkiProblem::Unreadable(error) => write!(f, "cannot be read: {error}"),
-            PkiProblem::TooLong => write!(f, "longer than {FILE_BYTES_MAX} bytes"),
+            PkiProblem::TooLong => write!(f, "longer than {PEM_BYTES_MAX} bytes"),
             PkiProblem::Unparseable => f.write_str("not valid PEM of a certificate or key"),
             PkiProblem::NoCertificate => f.write_str("holds no certificate"),
             PkiProblem::NoKey => f.write_str("holds no private key"),
@@ -211,10 +211,10 @@ fn load_file(path: &Path) -> Result<Vec<u8>, PkiError> {
     let unreadable = |error| PkiProblem::Unreadable(error).at(path);
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let mut text = Vec::new();
-    file.take(FILE_BYTES_MAX + 1)
+    file.take(u64::from(PEM_BYTES_MAX) + 1)
         .read_to_end(&mut text)
         .map_err(unreadable)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
+    if text.len() > PEM_BYTES_MAX as usize {
         return Err(PkiProblem::TooLong.at(path));
     }
     Ok(text)

@@ -1,4 +1,5 @@
-//! Workload identity of a certificate: the X.509-SVID rules, parsed in this one place. `[A-41]` `[D-61]`
+//! Workload identity of a certificate: the X.509-SVID rules as an Edge
+//! judges them of a node and of its own. `[A-41]` `[D-61]`
 //!
 //! Lives on: the front, once per handshake; the main thread at start. View: one leaf certificate that
 //! the TLS library has verified up to a configured CA. Bound: `IDENTITY_BYTES_MAX`.
@@ -9,6 +10,7 @@
 use core::fmt;
 
 use iop_proto::reason::Reason;
+use iop_proto::spiffe::{is_label, is_trust_domain};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
@@ -207,7 +209,7 @@ fn spiffe_name<'a>(uri: &'a str, trust_domain: &str, role: Role) -> Result<&'a s
     else {
         return Err(IdentityError::NotSpiffe);
     };
-    if !is_domain(domain) || !is_segment(role_part) || !is_segment(name) {
+    if !is_trust_domain(domain) || !is_label(role_part) || !is_label(name) {
         return Err(IdentityError::NotSpiffe);
     }
     if domain != trust_domain {
@@ -217,16 +219,4 @@ fn spiffe_name<'a>(uri: &'a str, trust_domain: &str, role: Role) -> Result<&'a s
         return Err(IdentityError::WrongRole);
     }
     Ok(name)
-}
-
-/// SPIFFE-ID §2.1: lower-case letters, digits, `.`, `-`, `_`; no port, no user.
-fn is_domain(domain: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-_".contains(&b);
-    (1..=255).contains(&domain.len()) && domain.bytes().all(allowed)
-}
-
-/// SPIFFE-ID §2.2: letters, digits, `.`, `-`, `_`; no empty and no relative segment.
-fn is_segment(segment: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
-    !matches!(segment, "" | "." | "..") && segment.bytes().all(allowed)
 }

@@ -149,11 +149,11 @@ impl World {
                 node_security,
                 client_tls: None,
                 names: Arc::new(names(&["n1", "n2"])),
-                handshake_ms: limits::TLS_HANDSHAKE_MS,
-                dead_ms: limits::DEAD_MS,
+                handshake_ms: limits::TLS_HANDSHAKE_MS_DEFAULT,
+                dead_ms: limits::DEAD_MS_DEFAULT,
             },
             clients_max: 100,
-            handshakes_max: limits::HANDSHAKES_MAX,
+            handshakes_max: limits::HANDSHAKES_DEFAULT,
             core: None,
         };
         change(&mut config);

@@ -9,17 +9,16 @@ use std::path::{Path, PathBuf};
 use iop_control::node::attempt::Patience;
 use iop_control::node::supervisor::Policy;
 use iop_proto::limits::{
-    CLOCK_SKEW_MS, CLOSE_GRACE_MS, CREDENTIAL_KEYS_MAX, DEAD_MS, DRAIN_TIMEOUT_MS, HEALTH_PROBE_MS,
-    HEARTBEAT_MS, NAME_BYTES_MAX, PROVIDER_CONNECT_MS_DEFAULT, PROVIDER_IDLE_MS_DEFAULT,
-    STALL_JOIN_MS_MAX,
+    CLOCK_SKEW_MS_DEFAULT, CLOSE_GRACE_MS_DEFAULT, CREDENTIAL_KEYS_MAX, DEAD_MS_DEFAULT,
+    DRAIN_MS_DEFAULT, HEALTH_PROBE_MS_DEFAULT, HEARTBEAT_MS_DEFAULT, NAME_BYTES_MAX,
+    PROVIDER_CONNECT_MS_DEFAULT, PROVIDER_IDLE_MS_DEFAULT, STALL_JOIN_MS_MAX, WAIT_MS_MAX,
 };
+use iop_proto::spiffe::{TRUST_DOMAIN_BYTES_MAX, is_label, is_trust_domain};
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
 /// Longest `node.yaml`, bytes.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
-/// Longest configurable wait, ms: a day.
-const WAIT_MS_MAX: u64 = 24 * 60 * 60 * 1_000;
 /// A managed node waits twice the skew before its first ready; more is a clock to repair.
 const SKEW_MS: core::ops::RangeInclusive<u64> = 50..=60_000;
 
@@ -291,7 +290,7 @@ impl Judge<'_> {
             drain_timeout: self.wait(
                 "drain_timeout_ms",
                 file.drain_timeout_ms.as_ref(),
-                DRAIN_TIMEOUT_MS,
+                DRAIN_MS_DEFAULT,
             )?,
             patience: self.patience(&file.stall.unwrap_or_default())?,
             provider_http: self.provider_http(&file.provider_http.unwrap_or_default())?,
@@ -310,13 +309,18 @@ impl Judge<'_> {
     }
 
     fn name(&self, field: &str, name: &Spanned<String>) -> Result<String, ConfigError> {
-        let text = &name.value;
-        let whole = !text.is_empty() && text.len() <= NAME_BYTES_MAX as usize;
-        let clean = !text.contains(|c: char| c.is_control() || c.is_whitespace() || c == '/');
-        if whole && clean {
-            return Ok(text.clone());
+        if is_label(&name.value) {
+            return Ok(name.value.clone());
         }
-        let what = format!("must be 1 to {NAME_BYTES_MAX} bytes without spaces or slashes");
+        let what = format!("must be 1 to {NAME_BYTES_MAX} of A-Z a-z 0-9 . - _");
+        Err(self.refuse(field, name.referenced, what))
+    }
+
+    fn trust_domain(&self, field: &str, name: &Spanned<String>) -> Result<String, ConfigError> {
+        if is_trust_domain(&name.value) {
+            return Ok(name.value.clone());
+        }
+        let what = format!("must be 1 to {TRUST_DOMAIN_BYTES_MAX} of a-z 0-9 . - _");
         Err(self.refuse(field, name.referenced, what))
     }
 
@@ -334,12 +338,14 @@ impl Judge<'_> {
             .pki
             .as_ref()
             .ok_or_else(|| self.refuse("pki", file.node_id.referenced, needed))?;
-        let part = |field, value: &Option<Spanned<String>>| match value {
-            Some(value) => self.name(field, value),
-            None => Err(self.refuse(field, edge, needed)),
+        let domain = match &file.edge.trust_domain {
+            Some(domain) => self.trust_domain("edge.trust_domain", domain)?,
+            None => return Err(self.refuse("edge.trust_domain", edge, needed)),
         };
-        let domain = part("edge.trust_domain", &file.edge.trust_domain)?;
-        let name = part("edge.name", &file.edge.name)?;
+        let name = match &file.edge.name {
+            Some(name) => self.name("edge.name", name)?,
+            None => return Err(self.refuse("edge.name", edge, needed)),
+        };
         Ok(Security::Mutual {
             ca: self.file("pki.ca", &pki.ca)?,
             cert: self.file("pki.certificate", &pki.certificate)?,
@@ -377,7 +383,9 @@ impl Judge<'_> {
         Ok(Some(CredentialFiles {
             recipient_keys: self.keys("credentials.recipient_keys", &section.recipient_keys)?,
             issuer_keys: self.keys("credentials.issuer_keys", &section.issuer_keys)?,
-            clock_skew: Duration::from_millis(skew.map_or(CLOCK_SKEW_MS, |skew| skew.value)),
+            clock_skew: Duration::from_millis(
+                skew.map_or(CLOCK_SKEW_MS_DEFAULT, |skew| skew.value),
+            ),
         }))
     }
 
@@ -442,8 +450,16 @@ impl Judge<'_> {
     }
 
     fn heartbeat(&self, section: HeartbeatSection) -> Result<(Duration, Duration), ConfigError> {
-        let ping = self.wait("heartbeat.ping_ms", section.ping_ms.as_ref(), HEARTBEAT_MS)?;
-        let dead = self.wait("heartbeat.dead_ms", section.dead_ms.as_ref(), DEAD_MS)?;
+        let ping = self.wait(
+            "heartbeat.ping_ms",
+            section.ping_ms.as_ref(),
+            HEARTBEAT_MS_DEFAULT,
+        )?;
+        let dead = self.wait(
+            "heartbeat.dead_ms",
+            section.dead_ms.as_ref(),
+            DEAD_MS_DEFAULT,
+        )?;
         if dead < ping * 2 {
             let at = section
                 .dead_ms
@@ -465,8 +481,12 @@ impl Judge<'_> {
             self.ms(field, value.as_ref(), default_ms, STALL_JOIN_MS_MAX)
         };
         Ok(Patience {
-            grace_ms: wait("stall.close_grace_ms", close_grace_ms, CLOSE_GRACE_MS)?,
-            probe_ms: wait("stall.probe_ms", probe_ms, HEALTH_PROBE_MS)?,
+            grace_ms: wait(
+                "stall.close_grace_ms",
+                close_grace_ms,
+                CLOSE_GRACE_MS_DEFAULT,
+            )?,
+            probe_ms: wait("stall.probe_ms", probe_ms, HEALTH_PROBE_MS_DEFAULT)?,
         })
     }
 
@@ -683,7 +703,7 @@ pki:
         }
         let mut omitted = judged(&section("a", "b", "~")).unwrap();
         let skew = omitted.credentials.take().expect("on").clock_skew;
-        assert_eq!(skew, Duration::from_millis(CLOCK_SKEW_MS));
+        assert_eq!(skew, Duration::from_millis(CLOCK_SKEW_MS_DEFAULT));
         let good = section("a", "b", "50");
         let off = judged(&good.replace("plane: on", "plane: off")).unwrap();
         assert_eq!(off.credentials, None);
@@ -827,7 +847,7 @@ pki:
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/node.yaml");
         let config = load(&path).unwrap();
         assert_eq!(config.reconnect, Policy::new(None, None, None).unwrap());
-        assert_eq!(config.dead_after, Duration::from_millis(DEAD_MS));
+        assert_eq!(config.dead_after, Duration::from_millis(DEAD_MS_DEFAULT));
         assert!(matches!(config.security, Security::Mutual { .. }));
         let gone = load(Path::new("/nonexistent/node.yaml")).unwrap_err();
         assert!(gone.line.is_none() && gone.to_string().contains("cannot open"));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use iop_proto::ids::Now;
-use iop_proto::limits::ALPN;
+use iop_proto::limits::{ALPN, PEM_BYTES_MAX};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::CryptoProvider;
@@ -28,9 +28,6 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use zeroize::Zeroizing;
 
 use crate::config::Security;
-
-/// Longest certificate, key or bundle file, bytes.
-const PEM_BYTES_MAX: usize = 1024 * 1024;
 
 /// What of the local identity cannot be used. Ends the process before it dials. `[A-11]` `[R-062]`
 #[derive(Debug)]
@@ -183,11 +180,11 @@ fn contents(path: &Path) -> Result<Zeroizing<Vec<u8>>, CredentialError> {
     };
     let file = std::fs::File::open(path).map_err(failed)?;
     // All of it at once: growing would leave a copy of a key's beginning behind.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(PEM_BYTES_MAX + 1));
-    file.take(PEM_BYTES_MAX as u64 + 1)
+    let mut bytes = Zeroizing::new(Vec::with_capacity(PEM_BYTES_MAX as usize + 1));
+    file.take(u64::from(PEM_BYTES_MAX) + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
-    if bytes.len() > PEM_BYTES_MAX {
+    if bytes.len() > PEM_BYTES_MAX as usize {
         let error = std::io::Error::new(std::io::ErrorKind::FileTooLarge, "too long");
         return Err(failed(error));
     }
@@ -355,10 +352,10 @@ mod tests {
     fn a_file_is_read_into_one_buffer_and_the_longest_one_passes() {
         let path = std::env::temp_dir().join(format!("iop-agent-pem-{}", std::process::id()));
         for (surplus, fits) in [(0, true), (1, false)] {
-            std::fs::write(&path, vec![b'x'; PEM_BYTES_MAX + surplus]).unwrap();
+            std::fs::write(&path, vec![b'x'; PEM_BYTES_MAX as usize + surplus]).unwrap();
             let read = contents(&path).map(|bytes| (bytes.len(), bytes.capacity()));
             assert_eq!(read.is_ok(), fits);
-            let whole = PEM_BYTES_MAX;
+            let whole = PEM_BYTES_MAX as usize;
             assert!(!fits || matches!(read, Ok(read) if read == (whole, whole + 1)));
         }
         std::fs::remove_file(&path).unwrap();

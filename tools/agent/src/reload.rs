@@ -1,14 +1,14 @@
 //! Certificate, key and trust bundle that change under a running agent. `[D-05]` `[P-73]`
 //!
 //! Lives on: a task of its own; files are read on the runtime's blocking threads. View: the three
-//! files. Bound: a look every `CREDENTIAL_CHECK_MS`; what cannot be used is said once and the old
+//! files. Bound: a look every `CERTIFICATE_CHECK_MS`; what cannot be used is said once and the old
 //! material stays. The next dial uses what is in force; a session keeps what it began with.
 use core::time::Duration;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use iop_proto::limits::CREDENTIAL_CHECK_MS;
+use iop_proto::limits::CERTIFICATE_CHECK_MS;
 use rustls::ClientConfig;
 use rustls::pki_types::UnixTime;
 use tokio::sync::watch;
@@ -31,7 +31,7 @@ pub(crate) async fn follow(
     let Security::Mutual { ca, cert, key, .. } = &security else {
         return; // nothing to follow
     };
-    let every = Duration::from_millis(CREDENTIAL_CHECK_MS);
+    let every = Duration::from_millis(CERTIFICATE_CHECK_MS);
     let look = || [ca, cert, key].map(|path| stamp(path));
     let mut seen = look();
     loop {

@@ -11,10 +11,11 @@ use std::io::{self, IsTerminal as _, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use iop_dataplane::config::{ConfigError, CredentialConfig, EdgeConfig, is_label};
+use iop_dataplane::config::{ConfigError, CredentialConfig, EdgeConfig};
 use iop_dataplane::credential::plane::{PlaneError, Uses, store_key};
 use iop_dataplane::credential::store::{Slot, Store, StoreError};
 use iop_proto::limits::{NAME_BYTES_MAX, SECRET_BYTES_MAX};
+use iop_proto::spiffe::is_label;
 use zeroize::Zeroizing;
 
 #[derive(Subcommand, Debug)]

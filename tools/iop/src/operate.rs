@@ -12,7 +12,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use iop_dataplane::config::{ConfigError, EdgeConfig, is_label};
+use iop_dataplane::config::{ConfigError, EdgeConfig};
+use iop_proto::spiffe::is_label;
 use serde_json::Value;
 
 use crate::http::{self, HttpError};

@@ -1,6 +1,6 @@
 //! `iop pki` and `iop key`: a certificate authority of one's own, workload certificates, API keys.
 //!
-//! Lives on: the main thread of a short command. Bound: a few files of at most `FILE_BYTES_MAX`.
+//! Lives on: the main thread of a short command. Bound: a few files of at most `PEM_BYTES_MAX`.
 //!
 //! ```text
 //! DIR/ca.crt 0644   root, spiffe://<trust domain>        ten years, keeps its key in ca.key 0600
@@ -18,9 +18,9 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use iop_dataplane::config::{is_label, is_trust_domain};
 use iop_lease::{IssuerKey, KeyKind, RecipientKey, secret_text};
-use iop_proto::limits::NAME_BYTES_MAX;
+use iop_proto::limits::{NAME_BYTES_MAX, PEM_BYTES_MAX};
+use iop_proto::spiffe::{is_label, is_trust_domain};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber,
@@ -33,8 +33,6 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use zeroize::Zeroizing;
 
-/// A PEM file: far more than any chain or bundle.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 const DIRECTORY_MODE: u32 = 0o700;
 const KEY_MODE: u32 = 0o600;
 const CERTIFICATE_MODE: u32 = 0o644;
@@ -241,11 +239,7 @@ impl fmt::Display for PkiError {
                 write!(f, "{} exists; --force replaces it", path.display())
             }
             Self::TooLong { path } => {
-                write!(
-                    f,
-                    "{} is longer than {FILE_BYTES_MAX} bytes",
-                    path.display()
-                )
+                write!(f, "{} is longer than {PEM_BYTES_MAX} bytes", path.display())
             }
             Self::NotPem { path } => write!(f, "{} is not valid PEM", path.display()),
             Self::NoCertificate { path } => write!(f, "{} holds no certificate", path.display()),
@@ -592,10 +586,10 @@ fn read(path: &Path) -> Result<Vec<u8>, PkiError> {
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1)
+    file.take(u64::from(PEM_BYTES_MAX) + 1)
         .read_to_end(&mut bytes)
         .map_err(failed)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
+    if bytes.len() > PEM_BYTES_MAX as usize {
         return Err(PkiError::TooLong {
             path: path.to_owned(),
         });

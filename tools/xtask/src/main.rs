@@ -33,7 +33,8 @@ mod tree;
 const USAGE: &str = "\
 cargo xtask <command>
   ci                          format, clippy with warnings denied, then `test`
-  test                        unit and contract tests, loom, lint, proto, trace, e2e, chaos
+  test                        unit and contract tests with 1 to 3 shards, loom, lint, proto, trace, e2e,
+                              conformance, chaos
   loom [--preemptions N]      model-check iop-ring whole, then once per weakened ordering
   lint                        the walls between files and crates
   proto [--update]            descriptor digest against proto/iop/DIGEST

@@ -1,12 +1,14 @@
 //! Counts of what ran: the closing line of every command.
 //!
-//! Lives on: one thread. Bound: two numbers.
+//! Lives on: one thread. Bound: three numbers.
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub passed: u32,
     pub failed: u32,
+    /// Of those that passed: only when run again by themselves.
+    pub unsteady: u32,
 }
 
 impl Tally {
@@ -15,12 +17,14 @@ impl Tally {
         Self {
             passed: u32::from(good),
             failed: u32::from(!good),
+            unsteady: 0,
         }
     }
 
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.unsteady += other.unsteady;
     }
 
     /// Something ran and nothing failed: a suite that ran nothing has shown nothing.
@@ -37,6 +41,7 @@ impl Tally {
         Some(Self {
             passed: passed.parse().ok()?,
             failed: failed.parse().ok()?,
+            unsteady: 0,
         })
     }
 }
@@ -123,7 +128,8 @@ mod tests {
             run.tally,
             Tally {
                 passed: 13,
-                failed: 1
+                failed: 1,
+                unsteady: 0,
             }
         );
         assert_eq!(run.ignored, 1);
@@ -138,7 +144,8 @@ mod tests {
             Tally::parse("3 passed, 0 failed\n"),
             Some(Tally {
                 passed: 3,
-                failed: 0
+                failed: 0,
+                unsteady: 0,
             })
         );
         assert_eq!(Tally::parse("all 3 passed, 0 failed"), None);
@@ -147,7 +154,8 @@ mod tests {
         assert!(
             !Tally {
                 passed: 5,
-                failed: 1
+                failed: 1,
+                unsteady: 0,
             }
             .is_good()
         );

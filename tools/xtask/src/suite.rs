@@ -52,7 +52,14 @@ fn steps(root: &Path, steps: &[Step]) -> Tally {
             println!("{name}: {error}");
             Tally::of(false)
         });
-        lines.push(format!("{name:24} {tally} in {:.0?}", started.elapsed()));
+        let unsteady = match tally.unsteady {
+            0 => String::new(),
+            count => format!(", {count} of them UNSTEADY"),
+        };
+        lines.push(format!(
+            "{name:24} {tally}{unsteady} in {:.0?}",
+            started.elapsed()
+        ));
         total.add(tally);
     }
     println!("== summary\n{}", lines.join("\n"));
@@ -102,6 +109,7 @@ fn counted(command: &mut Command) -> Result<Tally, Error> {
         let second = TestRun::read(&again.output);
         if again.success() && second.tally.passed as usize >= failed.len() {
             println!("unsteady: {}", failed.join(" "));
+            tally.unsteady = tally.failed;
             tally.passed += tally.failed;
             tally.failed = 0;
             return Ok(with_ignored(tally, &run));
