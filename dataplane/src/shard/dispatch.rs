@@ -22,21 +22,31 @@ const RUN_METADATA: [&str; 3] = ["traceparent", "tracestate", "x-request-id"];
 
 impl Shard {
     /// Writes everything of run `run`'s request before the body's first byte to the scratch buffer.
+    /// `timeout_s` goes behind the body and is counted in the length that stands here.
     ///
     /// # Errors
     /// When it cannot be put on the wire: the request fails, its session does not.
-    pub(super) fn write_request_head(&mut self, run: usize) -> Result<usize, Reason> {
+    pub(super) fn write_request_head(
+        &mut self,
+        run: usize,
+        timeout_s: u32,
+    ) -> Result<usize, Reason> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let written = if self.runs[run].is_tunnel {
-            self.write_tunnel_head(run, &mut scratch)
+            self.write_tunnel_head(run, timeout_s, &mut scratch)
         } else {
-            self.write_run_head(run, &mut scratch)
+            self.write_run_head(run, timeout_s, &mut scratch)
         };
         self.scratch = scratch;
         written
     }
 
-    fn write_tunnel_head(&self, run: usize, out: &mut [u8]) -> Result<usize, Reason> {
+    fn write_tunnel_head(
+        &self,
+        run: usize,
+        timeout_s: u32,
+        out: &mut [u8],
+    ) -> Result<usize, Reason> {
         let mut model = [0; MODEL_JSON_BYTES_MAX];
         let provider = self.runs[run].lease();
         let model = write_json_string(&mut model, &provider.target).ok_or(Reason::NodeRejected)?;
@@ -53,14 +63,14 @@ impl Shard {
         })?;
         let request = TunnelRequestHead {
             query: self.query(run)?,
-            ..self.tunnel_head(run, body_len)
+            ..self.tunnel_head(run, timeout_s, body_len)
         };
         request
             .before_body(headers[..count].iter().copied(), out)
             .map_err(|_| Reason::HeadTooLong)
     }
 
-    fn write_run_head(&self, run: usize, out: &mut [u8]) -> Result<usize, Reason> {
+    fn write_run_head(&self, run: usize, timeout_s: u32, out: &mut [u8]) -> Result<usize, Reason> {
         if !matches!(
             self.runs[run].operation,
             Operation::ChatCompletions | Operation::Completions
@@ -83,7 +93,7 @@ impl Shard {
                 count += 1;
             }
         })?;
-        self.run_head(run, input_len, &metadata[..count])
+        self.run_head(run, timeout_s, input_len, &metadata[..count])
             .before_input(out)
             .map_err(|_| Reason::HeadTooLong)
     }
@@ -120,13 +130,18 @@ impl Shard {
         write_json_string(&mut self.scratch[..], &provider.target).expect("scratch is large")
     }
 
-    /// Writes everything behind the body.
-    pub(super) fn write_request_tail(&mut self, run: usize) -> Result<usize, Reason> {
+    /// Writes everything behind the body; `timeout_s` is what its head was written for.
+    pub(super) fn write_request_tail(
+        &mut self,
+        run: usize,
+        timeout_s: u32,
+    ) -> Result<usize, Reason> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let written = if self.runs[run].is_tunnel {
-            self.tunnel_head(run, 0).after_body(&mut scratch)
+            self.tunnel_head(run, timeout_s, 0).after_body(&mut scratch)
         } else {
-            self.run_head(run, 0, &[]).after_input(&mut scratch)
+            self.run_head(run, timeout_s, 0, &[])
+                .after_input(&mut scratch)
         };
         self.scratch = scratch;
         written.map_err(|_| Reason::EnvelopeTooLong)
@@ -138,8 +153,7 @@ impl Shard {
         (&provider.adapter, &provider.target)
     }
 
-    fn tunnel_head(&self, run: usize, body_len: u32) -> TunnelRequestHead<'_> {
-        let timeout_s = self.hard_deadline_s(run);
+    fn tunnel_head(&self, run: usize, timeout_s: u32, body_len: u32) -> TunnelRequestHead<'_> {
         let run = &self.runs[run];
         let provider = run.lease();
         let route = provider.route(run.operation);
@@ -167,10 +181,10 @@ impl Shard {
     fn run_head<'a>(
         &'a self,
         run: usize,
+        timeout_s: u32,
         input_len: u32,
         metadata: &'a [(&'a str, &'a str)],
     ) -> RunRequestHead<'a> {
-        let timeout_s = self.hard_deadline_s(run);
         let run = &self.runs[run];
         let provider = run.lease();
         RunRequestHead {

@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use iop_control::step::Event;
 use iop_proto::ids::{NodeIndex, RunId};
-use iop_proto::limits::{BLOCK_BYTES, RECORD_PLAIN_BYTES_MAX, SESSION_UNSENT_BYTES_MAX};
+use iop_proto::limits::{
+    BLOCK_BYTES, LENGTH_PREFIX_BYTES, RECORD_PLAIN_BYTES_MAX, SESSION_UNSENT_BYTES_MAX,
+};
 use iop_proto::reason::Reason;
 use iop_proto::view::{self, RegisterReply};
 
@@ -46,6 +48,11 @@ struct Bulk {
     part: Part,
     /// Bytes of the part that are still to be sealed.
     left: u64,
+    /// Bytes that its length prefix announced and that are still to be sealed.
+    owed: u64,
+    /// The hard deadline that its length prefix counts, s: the tail says this one, however late it is
+    /// written and whoever has left meanwhile.
+    timeout_s: u32,
 }
 
 #[derive(Debug)]
@@ -350,7 +357,8 @@ impl Shard {
             self.refuse_unsent(run, Reason::CredentialFailed);
             return Ok(());
         }
-        let length = match self.write_request_head(run) {
+        let timeout_s = self.hard_deadline_s(run);
+        let length = match self.write_request_head(run, timeout_s) {
             Ok(length) => length,
             Err(reason) => {
                 // This request cannot be put on the wire: its own failure, not the session's.
@@ -365,11 +373,12 @@ impl Shard {
         self.metrics.inc(ShardMetric::RunsDispatched);
         self.metrics.inc(ShardMetric::EnvelopesSent);
         self.seal_scratch(row, length)?;
-        let left = self.runs[run].cut().start;
         self.sessions[row].writer.current = Some(Bulk {
             run: slot_of(run),
             part: Part::BeforeCut,
-            left,
+            left: self.runs[run].cut().start,
+            owed: self.announced_bytes() - length as u64,
+            timeout_s,
         });
         if self.sessions[row].paces && self.runs[run].is_tunnel {
             self.runs[run].window = Window::FIRST;
@@ -379,7 +388,17 @@ impl Shard {
         Ok(())
     }
 
+    /// Bytes of the whole envelope that begins in the scratch buffer.
+    fn announced_bytes(&self) -> u64 {
+        let prefix = self.scratch.first_chunk().expect("scratch is large");
+        u64::from(LENGTH_PREFIX_BYTES) + u64::from(u32::from_be_bytes(*prefix))
+    }
+
     /// Seals more of the bulk envelope in progress. `false`: the socket has enough for now.
+    ///
+    /// # Panics
+    /// When a request comes out longer or shorter than it was announced: the node could read nothing
+    /// behind it, and every run of its session would be lost.
     fn continue_bulk(&mut self, row: usize, mut bulk: Bulk) -> Result<bool, Reason> {
         let run = bulk.run as usize;
         while bulk.left > 0 && matches!(bulk.part, Part::BeforeCut | Part::BehindCut) {
@@ -396,12 +415,14 @@ impl Shard {
             self.runs[run].request.body.consume(&mut self.bodies, part);
             self.seal_scratch(row, part)?;
             bulk.left -= part as u64;
+            bulk.owed -= part as u64;
         }
         let next = match bulk.part {
             Part::BeforeCut => Some((Part::Cut, 0)),
             Part::Cut => {
                 let length = self.write_model(run);
                 self.seal_scratch(row, length)?;
+                bulk.owed -= length as u64;
                 let cut = self.runs[run].cut();
                 let replaced = piece(cut.end - cut.start);
                 let body = &mut self.runs[run].request.body;
@@ -410,18 +431,18 @@ impl Shard {
             }
             Part::BehindCut => Some((Part::Tail, 0)),
             Part::Tail => {
-                let length = self.write_request_tail(run)?;
+                let length = self.write_request_tail(run, bulk.timeout_s)?;
+                assert_eq!(
+                    bulk.owed, length as u64,
+                    "a request is as long as announced"
+                );
                 self.runs[run].credential = None;
                 self.seal_scratch(row, length)?;
                 None
             }
         };
         let is_sent = next.is_none();
-        self.sessions[row].writer.current = next.map(|(part, left)| Bulk {
-            run: bulk.run,
-            part,
-            left,
-        });
+        self.sessions[row].writer.current = next.map(|(part, left)| Bulk { part, left, ..bulk });
         if is_sent {
             self.release_body(run); // its answer may have begun already
         }

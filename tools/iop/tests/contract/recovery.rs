@@ -1,7 +1,7 @@
 //! A stalled request asked of another provider: the client notices nothing, the other node gets the
 //! very same request, and there is never a third run.
 use iop_proto::domain::HealthEvidence::{Available, Unavailable, Unknown};
-use iop_proto::domain::{ExecutionFailure, Fence};
+use iop_proto::domain::{ExecutionFailure, Fence, HardTimeout};
 
 use crate::kit::{
     Kill, Run, World, catalog, expect_cancel, expect_error, expect_error_event, expect_nothing,
@@ -87,6 +87,45 @@ fn d18_a_stalled_request_is_answered_by_another_provider_and_its_client_sees_one
         1.0
     );
     assert_eq!(seen.sum("iop_edge_liveness_recovery_results_total"), 1.0);
+}
+
+/// A second request counts what its deadline is in its length, says it behind the body, and is finished
+/// whatever becomes of its client: it says what it counted. Proves [D-18].
+#[test]
+fn d18_a_second_run_is_as_long_as_its_head_says_though_its_client_leaves_before_its_tail() {
+    // More than the sockets hold between an Edge and a node that does not read.
+    let padding = "x".repeat(8 << 20);
+    let body = format!("{{\"model\":\"m1\",\"x\":\"{padding}\"}}");
+    // A client that has left leaves nothing of its first run's deadline: longer on the wire, or not there.
+    for own in [300, 0] {
+        let text = catalog([1, 1], "")
+            .replace("- id: p1\n", "- id: p1\n        timeout_sec: 100\n")
+            .replace(
+                "- id: p2\n",
+                &format!("- id: p2\n        timeout_sec: {own}\n"),
+            );
+        let world = World::one_shard(&text);
+        let (mut one, mut two) = (world.node("n1"), world.node("n2"));
+        let narrow = socket2::SockRef::from(&two.stream.sock).set_recv_buffer_size(64 * 1024);
+        narrow.expect("a TCP socket");
+        let client = world.asks(&post("/v1/chat/completions", &body));
+        Run::asked(&mut one).stall(&mut one, of_n1());
+        world.wait("iop_edge_runs_dispatched_total", 2);
+        Kill::Reset.client(client);
+        world.saw("client_gone", 1);
+        let second = two.tunnel();
+        assert_eq!(second.body.len(), body.len());
+        let HardTimeout::Seconds(left) = second.timeout else {
+            panic!("{:?}", second.timeout)
+        };
+        assert!((1..=100).contains(&left.get()), "{left}");
+        let mut run = Run::of(&second);
+        expect_cancel(&mut two, &run);
+        run.error(&mut two, "cancelled");
+        world.wait(&result("failed"), 1);
+        drop((one, two));
+        world.rest();
+    }
 }
 
 /// Proves, [R-317].
