@@ -114,6 +114,7 @@ impl Shard {
             } else {
                 0
             };
+            self.clients[row].phase = Phase::Flushing; // it owns no run any more
             return self.answer_refusal(row, reason, retry, None);
         };
         self.metrics.inc(ShardMetric::ResponsesAborted);
@@ -162,6 +163,9 @@ impl Shard {
 
     /// Appends bytes behind everything sent so far.
     pub(super) fn send_to(&mut self, row: usize, bytes: &[u8]) {
+        if !self.has_room(row, bytes.len()) {
+            return;
+        }
         let client = &mut self.clients[row];
         let appended = self
             .sender
@@ -173,6 +177,9 @@ impl Shard {
     }
 
     fn send_scratch(&mut self, row: usize, length: usize) {
+        if !self.has_room(row, length) {
+            return;
+        }
         let client = &mut self.clients[row];
         let bytes = &self.scratch[..length];
         let appended = self
@@ -182,6 +189,12 @@ impl Shard {
             Ok(()) => self.client_dirty(row),
             Err(error) => self.client_send_failed(row, error),
         }
+    }
+
+    /// Makes room for an answer's bytes. `false`: the client held most of the pool itself, and is closed.
+    fn has_room(&mut self, row: usize, bytes: usize) -> bool {
+        self.make_room(bytes);
+        self.clients[row].phase != Phase::Closing
     }
 
     /// Refuses a request that was read whole; the connection may go on.

@@ -122,6 +122,9 @@ impl Shard {
         client.deadline = Some(deadline);
         if head.expect_continue {
             self.send_to(row, CONTINUE);
+            if self.clients[row].phase == Phase::Closing {
+                return; // there was no room for it
+            }
         }
         if matches!(head.body, BodyFraming::Length(0)) {
             self.body_done(row);

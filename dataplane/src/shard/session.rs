@@ -902,4 +902,4 @@ fn announced(prefix: [u8; PREFIX]) -> Result<u32, Reason> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

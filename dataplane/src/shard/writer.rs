@@ -525,11 +525,14 @@ impl Shard {
 
     /// Fails a run that could not be put on the wire, before anything of it was sent.
     pub(super) fn refuse_unsent(&mut self, run: usize, reason: Reason) {
-        if self.runs[run].has_client() {
-            let (client, _) = self.runs[run].client;
-            self.runs[run].client = (NONE, 0);
+        let (client, _) = std::mem::replace(&mut self.runs[run].client, (NONE, 0));
+        // Its one report comes first: to tell its client may end clients, which end their runs.
+        self.return_unsent(run);
+        if client != NONE {
             self.client_run_failed(client as usize, reason);
         }
-        self.return_unsent(run);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@ use crate::shard::{ShardConfig, ShardParts};
 const FILE: &str = "\
 listeners: {nodes: 127.0.0.1:7443, clients: 127.0.0.1:8080}
 pki: {trust_domain: iop.test, edge_name: edge-1, ca: ca.crt, certificate: edge.crt, key: edge.key}
-limits: {clients_max: 1, output_pool_bytes: 1 MiB, body_pool_bytes: 2_000_000,
+limits: {clients_max: 2, output_pool_bytes: 1 MiB, body_pool_bytes: 2_000_000,
   body_bytes_max: 1_000_000, receive_buffers: 2}
 nodes:
   - id: n1
@@ -32,22 +32,34 @@ keys: [{principal: alice,
   sha256: 00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF}]
 ";
 
-struct Rig {
-    shard: Shard,
+pub(in crate::shard) struct Rig {
+    pub shard: Shard,
     control: ControlEnd,
     config: EdgeConfig,
-    row: usize,
+    pub row: usize,
     _node: UnixStream,
 }
 
 impl Rig {
     /// A node has arrived whose certificate bears `certificate_name`.
     fn new(certificate_name: Option<&str>) -> Self {
+        Self::of(FILE, certificate_name)
+    }
+
+    /// A node that may be asked, and callers without keys.
+    pub(in crate::shard) fn ready() -> Self {
+        let (file, _keys) = FILE.split_once("keys:").unwrap();
+        let mut rig = Self::of(file, Some("n1"));
+        rig.shard.sessions[rig.row].standing = Standing::Ready;
+        rig
+    }
+
+    fn of(file: &str, certificate_name: Option<&str>) -> Self {
         let host = Host {
             memory_bytes: Some(8 << 30),
             cores: vec![0],
         };
-        let config = EdgeConfig::parse_for(FILE, "edge.yaml", &host).unwrap();
+        let config = EdgeConfig::parse_for(file, "edge.yaml", &host).unwrap();
         let names = Current::new(Arc::clone(&config.names));
         let to = Box::new(io::sink());
         let log = AccessLog::spawn(Choice::Off, 1, names, SystemTime::now(), to);
@@ -91,7 +103,7 @@ impl Rig {
         }
     }
 
-    fn event(&mut self) -> Option<Event> {
+    pub(in crate::shard) fn event(&mut self) -> Option<Event> {
         self.shard.outbox.push(&mut self.shard.lanes.events);
         self.control.events.pop()
     }

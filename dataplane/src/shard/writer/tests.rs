@@ -1,0 +1,111 @@
+//! Runs whose requests do not go out: each is reported once, and its client is told, even if the output
+//! pool has no block left.
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+
+use iop_proto::ids::{ProviderIndex, RunRef, ShardIndex, SlotGeneration};
+
+use super::*;
+use crate::front::handover::ClientHandover;
+use crate::metrics::ShardMetric;
+use crate::shard::client::Phase;
+use crate::shard::session::tests::Rig;
+
+const BODY: &str = "{\"model\":\"m1\"}";
+
+/// A client of the shard's, and the row it got.
+fn client(rig: &mut Rig, bytes: &str) -> (UnixStream, usize) {
+    let row = *rig.shard.free_clients.last().unwrap() as usize;
+    let (near, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    rig.shard.client_arrives(ClientHandover {
+        fd: near.into(),
+        records: None,
+        early: bytes.as_bytes().to_vec(),
+        peer: ([127, 0, 0, 1], 2).into(),
+    });
+    (far, row)
+}
+
+/// A client whose request waits in its session's queue; its run.
+fn asked(rig: &mut Rig) -> (UnixStream, usize, RunRef) {
+    let length = BODY.len();
+    let text = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\ncontent-length: {length}\r\n\r\n{BODY}"
+    );
+    let (far, row) = client(rig, &text);
+    assert_eq!(rig.shard.clients[row].phase, Phase::Waiting);
+    let run = RunRef {
+        shard: ShardIndex::new(0).unwrap(),
+        slot: 0,
+        generation: SlotGeneration::FIRST,
+    };
+    let (client, session) = (
+        rig.shard.client_reference(row),
+        rig.shard.session_reference(rig.row),
+    );
+    let provider = ProviderIndex::new(0).unwrap();
+    rig.shard.grant(client, run, session, provider, None);
+    assert_eq!(rig.shard.runs[0].stage, Stage::Queued);
+    while rig.event().is_some() {}
+    (far, row, run)
+}
+
+/// The reports of `run` since the last look, each with its client.
+fn reports(rig: &mut Rig, run: RunRef) -> Vec<bool> {
+    let mut seen = Vec::new();
+    while let Some(event) = rig.event() {
+        match event {
+            Event::NotSent { run: told, client } if told == run => seen.push(client.is_some()),
+            other => panic!("{other:?}"),
+        }
+    }
+    seen
+}
+
+/// With nobody to take a block from, the client breaks while it is told; its run is over before that.
+#[test]
+fn a_run_that_cannot_be_refused_for_want_of_output_is_reported_once() {
+    let mut rig = Rig::ready();
+    let (_far, row, run) = asked(&mut rig);
+    let pool = &mut rig.shard.sender.pool;
+    let mut held = Chain::EMPTY;
+    while pool.append(&mut held, &[0; 1024]).is_ok() {}
+    assert_eq!(pool.left(), 0);
+    rig.shard.runs[0].asked = true;
+    rig.shard.take_back(0, Reason::CredentialFailed);
+    assert_eq!(reports(&mut rig, run), [false]);
+    assert_eq!(rig.shard.runs_live, 0);
+    assert!(rig.shard.sessions[rig.row].writer.first == NONE);
+    assert!(matches!(
+        rig.shard.clients[row].phase,
+        Phase::Closing | Phase::Free
+    ));
+    assert_eq!(rig.shard.clients[row].reason, Some(Reason::OutputPoolFull));
+}
+
+/// A client that takes nothing of what fills the pool gives way to one that is told why its run failed.
+#[test]
+fn a_refused_client_is_told_so_at_the_cost_of_who_fills_the_pool() {
+    let mut rig = Rig::ready();
+    let (_idle, other) = client(&mut rig, "");
+    let (mut far, row, run) = asked(&mut rig);
+    assert_ne!(row, other);
+    let Shard {
+        clients, sender, ..
+    } = &mut rig.shard;
+    let pending = &mut clients[other].output.pending;
+    while sender.pool.append(pending, &[0; 1024]).is_ok() {}
+    assert_eq!(sender.pool.left(), 0);
+    rig.shard.runs[0].asked = true;
+    rig.shard.take_back(0, Reason::CredentialFailed);
+    assert_eq!(reports(&mut rig, run), [false]);
+    assert_eq!(rig.shard.clients[row].phase, Phase::Flushing);
+    assert_eq!(rig.shard.clients[other].reason, Some(Reason::ClientTooSlow));
+    rig.shard.flush_client(row);
+    rig.shard.ring.submit();
+    let mut told = [0; 4096];
+    let length = far.read(&mut told).unwrap();
+    assert!(told[..length].starts_with(b"HTTP/1.1 503 "));
+    assert_eq!(rig.shard.metrics.get(ShardMetric::Responses5xx), 1);
+}
