@@ -61,7 +61,8 @@ pub(super) struct Run {
     pub cancelled: bool,
     /// How far the node may be ahead of the client.
     pub window: Window,
-    /// The next frame must come until then, and how long after this one. `[D-29]`
+    /// The next frame must come until then, from when the request has begun, and how long after this
+    /// one. `[D-29]`
     pub deadline: Now,
     pub response_wait_ms: u64,
     /// Place in the session's bulk queue, and neighbours there.
@@ -165,7 +166,7 @@ impl Shard {
             head_seen: false,
             cancelled: false,
             window: Window::default(),
-            deadline: self.now.after_ms(response_wait_ms),
+            deadline: Now::default(),
             response_wait_ms,
             ticket: 0,
             before: NONE,

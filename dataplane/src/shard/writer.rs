@@ -367,6 +367,7 @@ impl Shard {
             }
         };
         self.runs[run].stage = Stage::Begun;
+        self.runs[run].deadline = self.now.after_ms(self.runs[run].response_wait_ms);
         self.outbox.owe(Event::Begun {
             run: self.runs[run].reference,
         });

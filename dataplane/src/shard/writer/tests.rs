@@ -1,9 +1,9 @@
-//! Runs whose requests do not go out: each is reported once, and its client is told, even if the output
-//! pool has no block left.
+//! Requests on their way to a node: what is counted from when they begin; and runs whose requests do not
+//! go out, each reported once and its client told, even if the output pool has no block left.
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 
-use iop_proto::ids::{ProviderIndex, RunRef, ShardIndex, SlotGeneration};
+use iop_proto::ids::{Now, ProviderIndex, RunRef, ShardIndex, SlotGeneration};
 
 use super::*;
 use crate::front::handover::ClientHandover;
@@ -61,6 +61,23 @@ fn reports(rig: &mut Rig, run: RunRef) -> Vec<bool> {
         }
     }
     seen
+}
+
+/// What a run has waited for its issuer, and in its session's queue, is not the node's time.
+#[test]
+fn d29_the_response_wait_is_counted_from_when_the_request_begins() {
+    let mut rig = Rig::ready();
+    let (_far, row, _run) = asked(&mut rig);
+    let (wait_ms, queued_ms) = (rig.shard.runs[0].response_wait_ms, 4_000);
+    rig.shard.now = Now::default().after_ms(queued_ms);
+    rig.shard.begin_bulk(rig.row, 0).unwrap();
+    assert_eq!(rig.shard.runs[0].stage, Stage::Begun);
+    rig.shard.now = Now::default().after_ms(queued_ms + wait_ms - 1);
+    rig.shard.run_due(0);
+    assert_eq!(rig.shard.clients[row].phase, Phase::Running { run: 0 });
+    rig.shard.now = Now::default().after_ms(queued_ms + wait_ms);
+    rig.shard.run_due(0);
+    assert_eq!(rig.shard.clients[row].reason, Some(Reason::ResponseTimeout));
 }
 
 /// With nobody to take a block from, the client breaks while it is told; its run is over before that.
