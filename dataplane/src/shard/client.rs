@@ -326,13 +326,13 @@ impl Shard {
                 self.arm_client_input(row);
             }
             (_, 0) => self.client_eof(row),
-            (_, error) if -error == libc::ECANCELED => {} // it leaves for another shard
             (_, error) if -error == libc::ENOBUFS => {
                 self.metrics.inc(ShardMetric::ReceiveExhausted);
                 self.rearm_clients
                     .push((slot_of(row), self.clients[row].generation));
             }
-            (_, error) if -error == libc::EINTR || -error == libc::EAGAIN => {
+            // Cancelled: it leaves, and nothing is armed; or it has stayed.
+            (_, error) if matches!(-error, libc::ECANCELED | libc::EINTR | libc::EAGAIN) => {
                 self.arm_client_input(row);
             }
             (_, _) => self.client_gone(row),
@@ -734,11 +734,10 @@ impl Shard {
             }
             Phase::Body => self.refuse_unread(row, Reason::BodyTimeout),
             Phase::Draining => self.close_client(row, false),
-            Phase::Waiting
-            | Phase::Leaving { .. }
-            | Phase::Running { .. }
-            | Phase::Parked { .. }
-            | Phase::Flushing => client.deadline = None,
+            Phase::Leaving { granted } => self.stay(row, granted),
+            Phase::Waiting | Phase::Running { .. } | Phase::Parked { .. } | Phase::Flushing => {
+                client.deadline = None;
+            }
             Phase::Free | Phase::Closing => {}
         }
     }

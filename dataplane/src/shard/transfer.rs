@@ -4,7 +4,8 @@
 //! one parcel per client; what does not fit the lane waits in `held`, at most one per slot.
 //!
 //! ```text
-//! A: Grant ─► Leaving: reads and sends are cancelled and joined ─► parcel ─► A knows nothing of it
+//! A: Grant ─► Leaving: reads are cancelled, all is joined ─► parcel ─► A knows nothing of it
+//!                └─ control's time for the run to begin is over: NotSent, it waits here
 //! B: parcel ─► slot dead, or session gone? NotSent : queued for the session's writer
 //! ```
 //! A body's blocks stay the property of the shard that collected them: they travel on loan and come
@@ -18,6 +19,7 @@ use iop_ring::spsc::{Consumer, Full, Producer, channel};
 
 use super::body::{Lent, Request};
 use super::client::{Client, Phase};
+use super::turn::SWEEP_MS;
 use super::uring::Token;
 use super::{Shard, piece, slot_of};
 use crate::lanes::Waker;
@@ -176,8 +178,11 @@ impl Shard {
     /// The waiting client's run is on another shard: takes its operations back, then sends it.
     pub(super) fn leave(&mut self, row: usize, granted: Granted) {
         self.peers.dawdle.step();
+        // Later than control's own deadline: what becomes of the run is decided there.
+        let wait_ms = self.config.names.queue.dispatch_ms + SWEEP_MS;
         let client = &mut self.clients[row];
         client.phase = Phase::Leaving { granted };
+        client.deadline = Some(self.now.after_ms(wait_ms));
         let (slot, generation) = (slot_of(row), client.generation);
         for (armed, kind) in client.armed_inputs() {
             if armed {
@@ -197,6 +202,7 @@ impl Shard {
             return;
         }
         let early = self.take_early(row);
+        self.clients[row].deadline = None;
         let mut client = std::mem::replace(&mut self.clients[row], Client::free());
         // The slot keeps its count of tenants: nothing that names this one may find the next.
         self.clients[row].generation = client.generation;
@@ -224,6 +230,22 @@ impl Shard {
             })),
         );
         self.metrics.inc(ShardMetric::ClientTransfers);
+    }
+
+    /// The client has not left in time: an answer before this one, or one of its operations, holds it.
+    /// Its run comes back, and it waits here for what control says to that. What control has told the
+    /// run's own shard finds nobody there, then or later. `[states §3: Selected]` `[D-32]`
+    pub(super) fn stay(&mut self, row: usize, granted: Granted) {
+        let client = &mut self.clients[row];
+        client.phase = Phase::Waiting;
+        client.deadline = None;
+        client.lease = None;
+        let reference = self.client_reference(row);
+        self.outbox.owe(Event::NotSent {
+            run: granted.run,
+            client: Some(reference),
+        });
+        self.arm_client_input(row);
     }
 
     /// A copy of the bytes that came too early; their blocks go back.

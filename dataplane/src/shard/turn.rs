@@ -25,7 +25,7 @@ use crate::metrics::ShardMetric;
 const PARCELS_PER_TURN_MAX: usize = 64;
 const EFFECTS_PER_TURN_MAX: usize = 256;
 /// How often deadlines are looked at, ms: what a wait may be late by.
-const SWEEP_MS: u64 = 100;
+pub(super) const SWEEP_MS: u64 = 100;
 /// A client that took nothing of its output for this long gives way first, ms. `[D-06]`
 const STUCK_MS: u64 = 1_000;
 /// Longest sleep with nothing open.

@@ -9,6 +9,7 @@ use std::time::{Instant, SystemTime};
 use iop_control::names::{ModelName, Names};
 use iop_control::step::Effect;
 use iop_proto::ids::{BootNonce, ClientRef, SlotGeneration};
+use iop_proto::reason::Reason;
 
 use super::*;
 use crate::cold::access_log::AccessLog;
@@ -177,6 +178,14 @@ impl Rig {
         }
     }
 
+    /// `ms` pass.
+    fn later(&mut self, ms: u64) {
+        for side in [&mut self.a, &mut self.b] {
+            side.shard.started -= Duration::from_millis(ms);
+            side.turn();
+        }
+    }
+
     /// Run 0 of shard 1, in its `tenant`-th use.
     fn granted(&self, tenant: u32) -> Granted {
         Granted {
@@ -236,6 +245,79 @@ fn a_client_whose_hang_up_overtakes_the_cancel_of_its_poll_moves() {
     }
     assert!(rig.b.shard.peers.is_waiting(), "it is on its way");
     rig.begins(run);
+}
+
+/// What the client is sent until `end`, read while its shard turns.
+fn read_until(side: &mut Side, client: &mut UnixStream, end: &str) -> Vec<u8> {
+    let (mut read, mut piece) = (Vec::new(), vec![0; 64 * 1024]);
+    let began = Instant::now();
+    client.set_nonblocking(true).unwrap();
+    while !read.ends_with(end.as_bytes()) {
+        match client.read(&mut piece) {
+            Ok(length) => {
+                assert!(length > 0, "cut off");
+                read.extend_from_slice(&piece[..length]);
+            }
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        assert!(began.elapsed() < DEADLINE, "{} bytes came", read.len());
+        side.turn();
+    }
+    client.set_nonblocking(false).unwrap();
+    read
+}
+
+/// A client that does not take what it was sent before cannot move. Its run comes back once, when
+/// control's time for it to begin is over; it is told so where it is, and moves another time, to a
+/// slot that control had ended meanwhile.
+#[test]
+fn a_client_that_cannot_leave_gives_its_run_back_in_time() {
+    const BYTES: usize = 1 << 20; // more than a socket takes
+    let mut rig = Rig::new();
+    let dispatch_ms = rig.config.names.queue.dispatch_ms;
+    let mut far = rig.client();
+    let (waits, row) = rig.asks(&mut far, "m1", "");
+    rig.a.shard.send_to(row, &vec![b'x'; BYTES]);
+    rig.a.turn();
+    let granted = rig.granted(1);
+    let Granted {
+        run,
+        session,
+        provider,
+    } = granted;
+    rig.a.effect(Effect::Grant {
+        client: waits,
+        run,
+        session,
+        provider,
+    });
+    rig.later(dispatch_ms - 1_000);
+    assert_eq!(rig.a.shard.clients[row].phase, Phase::Leaving { granted });
+    assert_eq!(rig.a.control.events.pop(), None);
+    rig.later(1_000 + 2 * SWEEP_MS);
+    let client = Some(waits);
+    let told = Some(Event::NotSent { run, client });
+    assert_eq!(rig.a.control.events.pop(), told);
+    assert!(!rig.b.shard.peers.is_waiting());
+
+    let reason = Reason::DispatchTimeout;
+    rig.b.effect(Effect::Cancel { run, reason });
+    rig.a.effect(Effect::Refuse {
+        client: waits,
+        reason,
+        retry_after_s: 1,
+    });
+    let read = read_until(&mut rig.a, &mut far, "}");
+    let (before, answer) = read.split_at(BYTES);
+    assert!(before.iter().all(|&byte| byte == b'x'));
+    let answer = std::str::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("dispatch_timeout"), "{answer}");
+
+    let (waits, _) = rig.asks(&mut far, "m1", "");
+    let granted = rig.granted(2);
+    rig.moves(waits, granted);
+    rig.begins(granted.run);
 }
 
 /// A reload adds a model, and the node's shard is late to take it: a client that asks for the model
