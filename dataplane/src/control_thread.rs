@@ -1,10 +1,12 @@
 //! The thread around `Control`: events in, one step at a time, effects out.
 //!
 //! Lives on: the control thread. View: the whole Edge. Bound: `EVENTS_PER_LINK_TURN_MAX` events of a
-//! link per turn, links in turn; room for one whole step on every link before an event is taken.
+//! link per turn, links in turn; room for one whole step on every link before an event is taken, and
+//! for a ping besides.
 //!
 //! Only control reserves: a shard drains its effects without needing room of its own, so room comes
-//! back and two full rings cannot wait for each other. `[D-48]`
+//! back and two full rings cannot wait for each other. `[D-48]` A shard that does not drain is asked
+//! and judged without room for a step, or the standstill would have no end. `[D-38]`
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +16,7 @@ use iop_control::edge::{Control, HealthNotice, NodeChange, Outcome, Recovery, Re
 use iop_control::names::Names;
 use iop_control::step::{CommandId, Effect, Out};
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
-use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX};
+use iop_proto::limits::{EFFECTS_PER_STEP_MAX, EVENTS_PER_LINK_TURN_MAX, LINK_SLOTS, SHARDS_MAX};
 use iop_proto::reason::Reason;
 use tokio::sync::oneshot;
 use tracing::{error, info, warn};
@@ -31,6 +33,11 @@ const SLEEP_MS: u64 = 1_000;
 const FULL_MS: u64 = 1;
 /// The control thread's ring holds the read of its bell alone.
 const COMPLETIONS: u32 = 64;
+/// Slots of each link that are free before a step. A shard's one unanswered ping needs no step: its
+/// slot is left by every step, and free again when it is answered.
+const STEP_ROOM: usize = EFFECTS_PER_STEP_MAX as usize + PING_ROOM;
+const PING_ROOM: usize = 1;
+const _: () = assert!(STEP_ROOM <= LINK_SLOTS as usize && SHARDS_MAX <= EFFECTS_PER_STEP_MAX);
 /// Ticks of one turn: each is a whole step.
 const TICKS_PER_TURN_MAX: usize = 16;
 
@@ -77,12 +84,23 @@ pub struct Runner {
     now: Now,
     /// The link whose turn it is. Kept across turns, so that running out of room favours nobody.
     next: usize,
-    /// Links that got effects since their shard was rung.
-    unrung: Vec<bool>,
+    /// What went onto each link.
+    lanes: Vec<Lane>,
     /// Who waits for which command, at most `OPERATOR_COMMANDS_MAX`.
     asked: Vec<(CommandId, Asker)>,
     /// Words whose end control has not told yet; each is of one in `asked`.
     texts: Vec<CommandText>,
+}
+
+/// What went onto one link.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    /// It got effects since its shard was rung.
+    unrung: bool,
+    /// Effects of all time.
+    pushed: u64,
+    /// Of these, what the shard had taken at the last look.
+    taken: u64,
 }
 
 type Asker = oneshot::Sender<Result<CommandText, CommandError>>;
@@ -99,7 +117,7 @@ impl Runner {
             out: Out::default(),
             now: Now::default(),
             next: 0,
-            unrung: vec![false; parts.links.len()],
+            lanes: vec![Lane::default(); parts.links.len()],
             asked: Vec::new(),
             texts: Vec::new(),
             parts,
@@ -123,13 +141,18 @@ impl Runner {
             {
                 self.ring.read_wake(wake.fd().as_raw_fd());
             }
-            self.turn();
+            let elapsed = self.parts.started.elapsed().as_nanos();
+            self.turn(Now::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX)));
+            if let Some(shard) = self.parts.control.wedged() {
+                let shard = shard.row();
+                error!(shard, "the shard does not answer; the Edge ends");
+                std::process::abort();
+            }
         }
     }
 
-    fn turn(&mut self) {
-        let elapsed = self.parts.started.elapsed().as_nanos();
-        self.now = Now::from_nanos(u64::try_from(elapsed).unwrap_or(u64::MAX)).max(self.now);
+    fn turn(&mut self, now: Now) {
+        self.now = now.max(self.now);
         for _ in 0..self.parts.links.len() {
             if !self.has_room() {
                 break; // this link keeps its place
@@ -137,12 +160,13 @@ impl Runner {
             self.serve(self.next);
             self.next = (self.next + 1) % self.parts.links.len();
         }
+        self.watch();
         self.ticks();
         self.commands();
         self.operators();
         self.ticks(); // what an order has made due
-        for (link, unrung) in self.parts.links.iter().zip(&mut self.unrung) {
-            if std::mem::take(unrung) {
+        for (link, lane) in self.parts.links.iter().zip(&mut self.lanes) {
+            if std::mem::take(&mut lane.unrung) {
                 link.shard.ring();
             }
         }
@@ -164,6 +188,25 @@ impl Runner {
             self.parts.control.handle(self.now, event, &mut self.out);
             self.push_effects();
         }
+    }
+
+    /// Whether the shards answer. Behind the events, where the answers are; before anything that
+    /// needs room. While there is none no answer is taken, and a shard that takes effects, or has
+    /// taken all, lives.
+    fn watch(&mut self) {
+        let is_deaf = !self.has_room();
+        let links = self.parts.links.iter_mut().zip(&mut self.lanes);
+        for (row, (link, lane)) in links.enumerate() {
+            let unread = link.effects.capacity() - link.effects.free();
+            let taken = lane.pushed - unread as u64;
+            let lives = taken > std::mem::replace(&mut lane.taken, taken) || unread == 0;
+            if is_deaf && lives {
+                let shard = ShardIndex::new(row).expect("as many shards as were configured");
+                self.parts.control.heard(self.now, shard);
+            }
+        }
+        self.parts.control.watch(self.now, &mut self.out);
+        self.push_effects();
     }
 
     fn ticks(&mut self) {
@@ -267,7 +310,7 @@ impl Runner {
     fn tell_shards(&mut self, effect: impl Fn(ShardIndex) -> Effect) {
         for row in 0..self.parts.links.len() {
             let shard = ShardIndex::new(row).expect("as many shards as were configured");
-            push(&mut self.parts.links, &mut self.unrung, effect(shard));
+            push(&mut self.parts.links, &mut self.lanes, effect(shard));
         }
     }
 
@@ -278,17 +321,14 @@ impl Runner {
 
     fn push_effects(&mut self) {
         for effect in self.out.drain() {
-            push(&mut self.parts.links, &mut self.unrung, effect);
+            push(&mut self.parts.links, &mut self.lanes, effect);
         }
     }
 
     /// Any step may address any link, so each needs room for a whole step.
     fn has_room(&mut self) -> bool {
-        let room = EFFECTS_PER_STEP_MAX as usize;
-        self.parts
-            .links
-            .iter_mut()
-            .all(|link| link.effects.free() >= room)
+        let mut links = self.parts.links.iter_mut();
+        links.all(|link| link.effects.free() >= STEP_ROOM)
     }
 
     fn sleep_for(&mut self) -> Duration {
@@ -338,13 +378,6 @@ impl Runner {
         for notice in self.parts.control.take_recoveries() {
             tell_recovery(&names, &notice);
         }
-        if let Some(shard) = self.parts.control.wedged() {
-            error!(
-                shard = shard.row(),
-                "the shard does not answer; the Edge ends"
-            );
-            std::process::abort();
-        }
     }
 }
 
@@ -387,11 +420,12 @@ fn provider_of(names: &Names, node: NodeIndex, id: &str) -> Option<ProviderIndex
     ProviderIndex::new(row).filter(|&provider| names.has_provider(provider))
 }
 
-fn push(links: &mut [ControlEnd], unrung: &mut [bool], effect: Effect) {
+fn push(links: &mut [ControlEnd], lanes: &mut [Lane], effect: Effect) {
     let row = effect.shard().row();
     let pushed = links[row].effects.push(effect);
     pushed.expect("room was reserved before the event was taken");
-    unrung[row] = true;
+    lanes[row].unrung = true;
+    lanes[row].pushed += 1;
 }
 
 #[cfg(test)]
@@ -423,12 +457,21 @@ mod tests {
 
         /// Takes every answer that is there: each request's, in order, once.
         fn drain(&mut self) {
-            while let Some(effect) = self.lanes.effects.pop() {
-                if let Effect::Refuse { client, .. } = effect {
+            while self.take() {}
+        }
+
+        /// Takes one effect, if there is one.
+        fn take(&mut self) -> bool {
+            match self.lanes.effects.pop() {
+                Some(Effect::Refuse { client, .. }) => {
                     assert_eq!(client.slot, self.answered, "lost, repeated or out of order");
                     self.answered += 1;
                 }
+                Some(Effect::Ping { token }) => self.outbox.owe(Event::Pong { token }),
+                Some(other) => panic!("{other:?}"),
+                None => return false,
             }
+            true
         }
 
         fn is_full(&mut self) -> bool {
@@ -495,7 +538,7 @@ mod tests {
                     moved |= shard.answered > before;
                 }
             }
-            runner.turn();
+            runner.turn(Now::default());
             if !moved {
                 return;
             }
@@ -533,5 +576,61 @@ mod tests {
             assert_eq!(shard.answered, REQUESTS);
             assert!(!shard.outbox.is_waiting() && shard.lanes.effects.is_empty());
         }
+    }
+
+    /// Passes time until a shard is found wedged, at most `until_ms`. The second shard does its work;
+    /// the first takes as many effects a turn as `first` says.
+    fn pass(
+        runner: &mut Runner,
+        shards: &mut [Shard],
+        until_ms: u64,
+        first: usize,
+    ) -> Option<(usize, u64)> {
+        while runner.now < Now::from_nanos(until_ms * 1_000_000) {
+            (0..first).for_each(|_| assert!(shards[0].take(), "its link is not full"));
+            shards[1].drain();
+            for shard in &mut *shards {
+                shard.push();
+            }
+            runner.turn(runner.now.after_ms(100));
+            if let Some(shard) = runner.parts.control.wedged() {
+                return Some((shard.row(), runner.now.ms_since(Now::default())));
+            }
+        }
+        None
+    }
+
+    /// Proves [D-38].
+    #[test]
+    fn d38_a_shard_whose_link_is_full_is_found_unless_it_takes_from_it() {
+        let (mut runner, mut shards) = edge();
+        turn_until_still(&mut runner, &mut shards, |row| row == 1);
+        assert!(!runner.has_room() && shards[0].is_full());
+        // Slow, and so is control; but both go on, and nobody's answer is missed.
+        assert_eq!(pass(&mut runner, &mut shards, 30_000, 1), None);
+        assert!(!runner.has_room(), "full all the time");
+        assert!(
+            runner.parts.control.counters().pings >= 2,
+            "asked with no room for a step"
+        );
+        // Then it stops; the other, whose answers control cannot take either, is not blamed.
+        let found = pass(&mut runner, &mut shards, 60_000, 0);
+        let (shard, at_ms) = found.expect("the shard is never found");
+        assert_eq!(shard, 0);
+        assert!((34_000..=36_000).contains(&at_ms), "{at_ms}");
+    }
+
+    /// Proves [D-38].
+    #[test]
+    fn d38_a_shard_that_stops_between_two_questions_is_asked_though_its_link_is_full() {
+        let (mut runner, mut shards) = edge();
+        turn_until_still(&mut runner, &mut shards, |row| row == 1);
+        assert!(!runner.has_room() && runner.parts.control.counters().pings == 0);
+        let found = pass(&mut runner, &mut shards, 60_000, 0);
+        assert_eq!(
+            found,
+            Some((0, 6_000)),
+            "a second to the question, five for its answer"
+        );
     }
 }

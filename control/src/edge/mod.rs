@@ -288,6 +288,31 @@ impl Control {
         self.end();
     }
 
+    /// Asks and judges the shards at `now`, and nothing else. Call it also when there is no room for a
+    /// step: it emits one ping at most for a shard, and none before that shard has answered its last,
+    /// so one slot of each link that no step may use is enough. `[D-38]`
+    ///
+    /// # Panics
+    /// As `handle`.
+    pub fn watch(&mut self, now: Now, out: &mut Out) {
+        self.begin(now, out);
+        while let Some((shard, due)) = self.pulse.first_due(now) {
+            self.timers.cancel(due, Timer::Beat(shard));
+            self.beat(now, shard, out);
+        }
+        self.end();
+    }
+
+    /// The shard has taken effects, and the thread cannot take its events for want of room: what it
+    /// answered may stand among them, so it gets its time again.
+    pub fn heard(&mut self, now: Now, shard: ShardIndex) {
+        self.advance(now);
+        if let Some((before, next)) = self.pulse.heard(shard, now) {
+            self.timers.cancel(before, Timer::Beat(shard));
+            self.timers.set(next, Timer::Beat(shard));
+        }
+    }
+
     fn begin(&mut self, now: Now, out: &Out) {
         assert!(out.is_empty(), "effects of the last step were not drained");
         self.advance(now);
@@ -323,18 +348,20 @@ impl Control {
             }
             Timer::Refresh(node) => self.refresh_due(now, node, out),
             Timer::Drain(node) => self.drain_due(now, node, out),
-            Timer::Beat(shard) => {
-                let (due, next) = self.pulse.due(shard, now);
-                self.timers.set(next, Timer::Beat(shard));
-                match due {
-                    Due::Ping { token } => {
-                        self.counters.pings += 1;
-                        out.push(Effect::Ping { token });
-                    }
-                    Due::Wait | Due::Wedged => {}
-                }
-            }
+            Timer::Beat(shard) => self.beat(now, shard, out),
             Timer::Command(_) | Timer::Probe(_) => self.fire_health(now, timer, out),
+        }
+    }
+
+    fn beat(&mut self, now: Now, shard: ShardIndex, out: &mut Out) {
+        let (due, next) = self.pulse.due(shard, now);
+        self.timers.set(next, Timer::Beat(shard));
+        match due {
+            Due::Ping { token } => {
+                self.counters.pings += 1;
+                out.push(Effect::Ping { token });
+            }
+            Due::Wait | Due::Wedged => {}
         }
     }
 

@@ -84,8 +84,22 @@ impl Pulse {
         Some((shard, before, beat.due))
     }
 
+    /// The shard was busy with what it was told while nobody could take its answer: it gets its time
+    /// again. If an answer is outstanding: the beat's old due time and its new.
+    pub(crate) fn heard(&mut self, shard: ShardIndex, now: Now) -> Option<(Now, Now)> {
+        let beat = &mut self.beats[shard.row()];
+        beat.outstanding?;
+        let before = core::mem::replace(&mut beat.due, now.after_ms(SHARD_ANSWER_MS));
+        Some((before, beat.due))
+    }
+
     pub(crate) const fn wedged(&self) -> Option<ShardIndex> {
         self.wedged
+    }
+
+    /// A shard whose beat is due at `now`, and since when.
+    pub(crate) fn first_due(&self, now: Now) -> Option<(ShardIndex, Now)> {
+        self.shards().find(|&(_, due)| due <= now)
     }
 
     pub(crate) fn shards(&self) -> impl Iterator<Item = (ShardIndex, Now)> + '_ {
