@@ -27,7 +27,13 @@ impl Control {
                 self.counters.stale_events += 1;
                 return;
             }
-            Registration::Refuse { reason, close } => (None, Some(reason), close),
+            Registration::Refuse { reason, close } => {
+                if close {
+                    // The shard closes it once the answer is flushed. Its peer may never read that.
+                    self.close_later(now, session, Reason::RegistrationTimeout);
+                }
+                (None, Some(reason), close)
+            }
             Registration::Repeat { node } => (Some(node), None, false),
             Registration::Claim { node } => {
                 self.supersede(now, node, out);
