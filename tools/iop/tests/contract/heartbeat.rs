@@ -3,11 +3,12 @@ use std::time::{Duration, Instant};
 
 use iop_proto::domain::{Message, Ping, Pong};
 
+use crate::disconnect::block_writer;
 use crate::kit::{
-    Run, World, body_bytes, catalog, expect_accepted, expect_error_event, expect_ready, noise,
-    ready, register,
+    Run, World, body_bytes, catalog, expect_accepted, expect_error, expect_error_event,
+    expect_ready, noise, ready, register,
 };
-use crate::support::{Node, chat, envelope, envelope_with, post};
+use crate::support::{DEADLINE, Node, chat, envelope, envelope_with, post};
 
 const DEAD: Duration = Duration::from_millis(2_000);
 const TIMEOUTS: &str = "timeouts:\n  heartbeat_ms: 300\n  dead_ms: 2000\n";
@@ -215,6 +216,26 @@ fn s47_long_frames_in_either_direction_are_no_silence() {
     while node.try_receive_any().is_some() {}
     world.saw("heartbeat_timeout", 1);
     drop(node);
+    world.rest();
+}
+
+/// Proves [D-03].
+#[test]
+fn d03_a_node_that_pings_and_reads_nothing_is_dead() {
+    let world = World::new(&catalog([4, 4], TIMEOUTS));
+    let mut node = world.node("n1");
+    let mut client = block_writer(&world, "only1");
+    // The kernel gives up on a window that stays shut, whatever comes the other way.
+    let began = Instant::now();
+    while node.try_send_bytes(&envelope(&Message::Ping(Ping { seq: 1 }))) {
+        assert!(began.elapsed() < DEADLINE, "it lives as long as it pings");
+        std::thread::park_timeout(DEAD / 20);
+    }
+    assert!(began.elapsed() > DEAD / 2, "not for anything else");
+    world.saw("socket_error", 1);
+    world.wait("iop_edge_node_fences_total", 1);
+    expect_error(&mut client, 503, "node_lost", "node");
+    drop((node, client));
     world.rest();
 }
 
