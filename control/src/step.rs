@@ -266,6 +266,9 @@ pub enum Event {
     /// Final. The session closed after the run had begun and before its terminal; the shard settled
     /// the client.
     Lost { run: RunRef },
+    /// Not final. The node was told to cancel the run and has said nothing of it for as long as its
+    /// provider may be silent. Once per run. `[D-08]`
+    Overdue { run: RunRef },
     /// The first answer to a command that was sent on this session.
     CommandAnswer {
         session: SessionRef,

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use iop_control::edge::{Control, HealthNotice, NodeChange, Outcome, Recovery, RecoveryNotice};
+use iop_control::edge::{Control, HealthNotice, NodeChange, Outcome};
+use iop_control::edge::{OverdueNotice, Recovery, RecoveryNotice};
 use iop_control::names::Names;
 use iop_control::step::{CommandId, Effect, Out};
 use iop_proto::ids::{NodeIndex, Now, ProviderIndex, ShardIndex};
@@ -38,6 +39,8 @@ const COMPLETIONS: u32 = 64;
 const STEP_ROOM: usize = EFFECTS_PER_STEP_MAX as usize + PING_ROOM;
 const PING_ROOM: usize = 1;
 const _: () = assert!(STEP_ROOM <= LINK_SLOTS as usize && SHARDS_MAX <= EFFECTS_PER_STEP_MAX);
+/// Between two lines about runs that a node does not end: it could make any number of them.
+const OVERDUE_LINE_MS: u64 = 10_000;
 /// Ticks of one turn: each is a whole step.
 const TICKS_PER_TURN_MAX: usize = 16;
 
@@ -88,6 +91,9 @@ pub struct Runner {
     lanes: Vec<Lane>,
     /// Who waits for which command, at most `OPERATOR_COMMANDS_MAX`.
     asked: Vec<(CommandId, Asker)>,
+    /// When runs that a node does not end were last told of, and how many were not since.
+    overdue_told: Option<Now>,
+    overdue_untold: u64,
     /// Words whose end control has not told yet; each is of one in `asked`.
     texts: Vec<CommandText>,
 }
@@ -120,6 +126,8 @@ impl Runner {
             lanes: vec![Lane::default(); parts.links.len()],
             asked: Vec::new(),
             texts: Vec::new(),
+            overdue_told: None,
+            overdue_untold: 0,
             parts,
         })
     }
@@ -378,6 +386,16 @@ impl Runner {
         for notice in self.parts.control.take_recoveries() {
             tell_recovery(&names, &notice);
         }
+        for notice in self.parts.control.take_overdue() {
+            let at = notice.at;
+            let told = self.overdue_told;
+            if told.is_some_and(|told| at.ms_since(told) < OVERDUE_LINE_MS) {
+                self.overdue_untold += 1;
+                continue;
+            }
+            self.overdue_told = Some(at);
+            tell_overdue(&names, &notice, std::mem::take(&mut self.overdue_untold));
+        }
     }
 }
 
@@ -410,6 +428,18 @@ fn tell_recovery(names: &Names, notice: &RecoveryNotice) {
         eligibility = notice.eligibility.label(),
         result = notice.result.map_or("", Recovery::label),
         "edge_liveness_recovery_observation"
+    );
+}
+
+/// A lease that stays taken because a node does not answer; `others`: of any node, untold since the
+/// last line. `[D-08]`
+fn tell_overdue(names: &Names, notice: &OverdueNotice, others: u64) {
+    let provider = names.provider(notice.provider);
+    let node = names.node(provider.node).id.as_str();
+    let provider = provider.id.as_str();
+    warn!(
+        node,
+        provider, others, "a cancelled run is not ended; its lease stays held"
     );
 }
 

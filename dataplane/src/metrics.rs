@@ -145,6 +145,7 @@ metrics! {
     CredentialsAsked: Counter, "iop_edge_credential_asks_total", [], "Credential leases asked of the issuer, at most one per granted run.";
     CredentialsDiscarded: Counter, "iop_edge_credential_leases_discarded_total", [], "Credential leases made for a run that ended before it began.";
     CancelsSent: Counter, "iop_edge_cancels_sent_total", [], "Cancel requests sent to nodes.";
+    CancelsOverdue: Counter, "iop_edge_cancels_overdue_total", [], "Cancelled runs that their node has not ended, and of which it said nothing for response_wait_ms. Each holds its lease.";
 
     OutputPoolUsed: Gauge, "iop_edge_pool_used_bytes", ["pool" = "output"], "Bytes of a pool in use.";
     BodyPoolUsed: Gauge, "iop_edge_pool_used_bytes", ["pool" = "body"], "Bytes of a pool in use.";

@@ -58,7 +58,8 @@ mod tenure;
 pub use command::{CommandEnd, CommandRefusal};
 pub use counters::Counters;
 pub use invariants::Violation;
-pub use notice::{HealthNotice, HealthSource, NodeChange, NodeNotice, Recovery, RecoveryNotice};
+pub use notice::{HealthNotice, HealthSource, NodeChange, NodeNotice};
+pub use notice::{OverdueNotice, Recovery, RecoveryNotice};
 pub use overlay::Outcome;
 pub use registry::{Owner, SessionState};
 pub use snapshot::{EdgeSnapshot, Health, ModelSnapshot, NodeSnapshot, ProviderSnapshot};
@@ -256,6 +257,7 @@ impl Control {
                 again = self.stalled(now, stalled, out);
             }
             Event::Lost { run } => self.lost(now, run),
+            Event::Overdue { run } => self.overdue(now, run),
             Event::CommandAnswer {
                 session,
                 command,
@@ -429,6 +431,12 @@ impl Control {
     /// decision. `[R-319]`
     pub fn take_recoveries(&mut self) -> impl Iterator<Item = RecoveryNotice> + '_ {
         self.notices.take_recoveries()
+    }
+
+    /// Cancelled runs that their nodes have not ended since the last call, each once. Taking them, or
+    /// not, changes no decision. `[D-08]`
+    pub fn take_overdue(&mut self) -> impl Iterator<Item = OverdueNotice> + '_ {
+        self.notices.take_overdue()
     }
 
     /// Who owns the node id now, pending or ready.

@@ -1,5 +1,5 @@
-//! Notices that a node became dispatch-ready or stopped being so, and of what health evidence has
-//! come to.
+//! Notices that a node became dispatch-ready or stopped being so, of what health evidence has come
+//! to, and of runs that a node does not end.
 //!
 //! They may be dropped: nothing in the Edge decides by them. `[R-056]` `[R-080]`
 //!
@@ -118,12 +118,21 @@ pub struct RecoveryNotice {
     pub result: Option<Recovery>,
 }
 
+/// A cancelled run whose terminal is overdue. `[D-08]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverdueNotice {
+    pub at: Now,
+    /// Who holds its lease.
+    pub provider: ProviderIndex,
+}
+
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notices {
     waiting: VecDeque<NodeNotice>,
     health: VecDeque<HealthNotice>,
     recoveries: VecDeque<RecoveryNotice>,
+    overdue: VecDeque<OverdueNotice>,
 }
 
 impl Notices {
@@ -152,6 +161,19 @@ impl Notices {
             self.recoveries.push_back(notice);
         }
         has_room
+    }
+
+    /// As `publish`.
+    pub(crate) fn publish_overdue(&mut self, notice: OverdueNotice) -> bool {
+        let has_room = self.overdue.len() < NODE_NOTICES_MAX as usize;
+        if has_room {
+            self.overdue.push_back(notice);
+        }
+        has_room
+    }
+
+    pub(crate) fn take_overdue(&mut self) -> impl Iterator<Item = OverdueNotice> + '_ {
+        self.overdue.drain(..)
     }
 
     pub(crate) fn take_recoveries(&mut self) -> impl Iterator<Item = RecoveryNotice> + '_ {

@@ -6,7 +6,7 @@ use iop_proto::limits::GRANTS_PER_STEP_MAX;
 use iop_proto::reason::Reason;
 
 use super::lease::{Lease, Phase};
-use super::notice::Recovery;
+use super::notice::{OverdueNotice, Recovery};
 use super::queue::{Place, Waiter};
 use super::{Control, Timer};
 use crate::step::{Effect, Ending, Out};
@@ -284,6 +284,21 @@ impl Control {
         if let Some((lease, returned)) = self.finish(run) {
             self.counters.returns_lost += u64::from(returned);
             self.recovery_ended(now, lease.place, Recovery::Failed);
+        }
+    }
+
+    /// A node does not end what it was told to. Its lease stays taken: time heals none. `[D-08]`
+    pub(super) fn overdue(&mut self, now: Now, run: RunRef) {
+        let Some(lease) = self.leases.get_mut(run) else {
+            self.counters.stale_events += 1;
+            return;
+        };
+        let provider = lease.provider;
+        if !self
+            .notices
+            .publish_overdue(OverdueNotice { at: now, provider })
+        {
+            self.counters.notices_dropped += 1;
         }
     }
 

@@ -283,3 +283,29 @@ fn a_grant_names_the_owner_of_the_providers_node() {
     assert_eq!(run.shard, of.shard);
     assert_eq!(effects[0].shard(), to.shard);
 }
+
+#[test]
+fn a_run_that_is_not_ended_when_it_should_be_is_told_of_and_keeps_its_lease() {
+    let mut rig = small(1);
+    rig.up(session(1), 0);
+    let run = rig.run(1, 0);
+    rig.begun(run);
+    rig.submit(2, 0);
+    assert_eq!(rig.step(Event::Overdue { run }), []);
+    let told: Vec<_> = rig
+        .control
+        .take_overdue()
+        .map(|told| told.provider)
+        .collect();
+    assert_eq!(told, [provider(0)]);
+    assert_eq!(rig.control.snapshot(rig.now).edge.leases_held, 1);
+    assert_eq!(granted(&rig.complete(run)), clients([2]), "its end does");
+    rig.step(Event::Overdue { run });
+    assert_eq!(
+        (
+            rig.control.take_overdue().count(),
+            rig.control.counters().stale_events
+        ),
+        (0, 1)
+    );
+}

@@ -195,7 +195,10 @@ impl Shadow {
                     owner.draining |= owner.session == session && owner.ready;
                 }
             }
-            Event::Register { .. } | Event::Ready { .. } | Event::Pong { .. } => {}
+            Event::Register { .. }
+            | Event::Ready { .. }
+            | Event::Overdue { .. }
+            | Event::Pong { .. } => {}
         }
     }
 

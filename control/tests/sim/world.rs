@@ -202,6 +202,7 @@ impl World {
             | Event::Expired { .. }
             | Event::Refreshed { .. }
             | Event::Submit { .. }
+            | Event::Overdue { .. }
             | Event::Pong { .. } => {}
         }
     }

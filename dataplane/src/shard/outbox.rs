@@ -22,8 +22,8 @@ const PER_SESSION: usize =
     (REPLIES_PER_SESSION_MAX + COMMANDS_PER_NODE_MAX + REFRESHES_UNANSWERED_MAX) as usize + 3;
 /// Events one client can owe: a submit and its withdrawal.
 const PER_CLIENT: usize = 2;
-/// Events one run can owe: begun, and its final report.
-const PER_RUN: usize = 2;
+/// Events one run can owe: begun, that its terminal is overdue, and its final report.
+const PER_RUN: usize = 3;
 /// The answer to control's ping.
 const OF_SHARD: usize = 1;
 

@@ -59,10 +59,12 @@ pub(super) struct Run {
     pub head_seen: bool,
     /// CancelRequest was sent: at most once. `[R-246]`
     pub cancelled: bool,
+    /// Control was told that its terminal is overdue.
+    pub overdue_told: bool,
     /// How far the node may be ahead of the client.
     pub window: Window,
-    /// The next frame must come until then, from when the request has begun, and how long after this
-    /// one. `[D-29]`
+    /// The next frame must come until then: from when the request has begun, and how long after a
+    /// frame or a CancelRequest. `[D-29]`
     pub deadline: Now,
     pub response_wait_ms: u64,
     /// Place in the session's bulk queue, and neighbours there.
@@ -95,6 +97,7 @@ impl Run {
             sequence: None,
             head_seen: false,
             cancelled: false,
+            overdue_told: false,
             window: Window::default(),
             deadline: Now::default(),
             response_wait_ms: 0,
@@ -165,6 +168,7 @@ impl Shard {
             sequence: None,
             head_seen: false,
             cancelled: false,
+            overdue_told: false,
             window: Window::default(),
             deadline: Now::default(),
             response_wait_ms,
@@ -280,6 +284,7 @@ impl Shard {
         if std::mem::replace(&mut self.runs[row].cancelled, true) {
             return;
         }
+        self.runs[row].deadline = self.now.after_ms(self.runs[row].response_wait_ms);
         let (session, generation) = self.runs[row].session;
         let session = session as usize;
         if self.sessions[session].is_open(generation) {
@@ -304,8 +309,11 @@ impl Shard {
     /// What is due on a run: its node's next frame, unless its client is behind. `[A-64]`
     pub(super) fn run_due(&mut self, row: usize) {
         let run = &self.runs[row];
-        if run.stage != Stage::Begun || !run.has_client() {
+        if run.stage != Stage::Begun {
             return;
+        }
+        if !run.has_client() {
+            return self.terminal_due(row);
         }
         self.renew_window(run.client.0 as usize);
         if self.waits_for_client(row) {
@@ -313,6 +321,18 @@ impl Shard {
             run.deadline = self.now.after_ms(run.response_wait_ms);
         } else if self.now >= self.runs[row].deadline {
             self.fail_run(row, Reason::ResponseTimeout);
+        }
+    }
+
+    /// A node that does not end what it was told to is no reason to take its lease away, but one to
+    /// say so, once. `[D-08]`
+    fn terminal_due(&mut self, row: usize) {
+        let run = &mut self.runs[row];
+        if run.cancelled && !run.overdue_told && self.now >= run.deadline {
+            run.overdue_told = true;
+            let run = run.reference;
+            self.metrics.inc(ShardMetric::CancelsOverdue);
+            self.outbox.owe(Event::Overdue { run });
         }
     }
 

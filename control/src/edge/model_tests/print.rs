@@ -209,7 +209,10 @@ impl Print {
                     self.client(client);
                 }
             }
-            Event::Begun { run } | Event::Terminal { run, .. } | Event::Lost { run } => {
+            Event::Begun { run }
+            | Event::Terminal { run, .. }
+            | Event::Lost { run }
+            | Event::Overdue { run } => {
                 self.run(run);
             }
             Event::Stalled { .. } | Event::CommandAnswer { .. } => {

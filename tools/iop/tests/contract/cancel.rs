@@ -251,6 +251,47 @@ fn no_timer_returns_the_lease_of_a_cancelled_run() {
     world.rest();
 }
 
+/// Proves [D-08].
+#[test]
+fn d08_a_cancelled_run_that_its_node_does_not_end_is_counted_once_and_stays_held() {
+    let provider = "        response_wait_ms: 1500\n";
+    let world = World::new(&catalog_with([3, 1], provider, ""));
+    let mut node = world.node("n1");
+    let overdue = |count| drop(world.wait("iop_edge_cancels_overdue_total", count));
+    // One that is ended when its node is told to is not overdue, however long the next ones take.
+    let client = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut node);
+    Kill::Fin.client(client);
+    expect_cancel(&mut node, &run);
+    run.error(&mut node, "cancelled");
+    world.wait_held(0);
+    // The client has left, or was told that nothing came.
+    let client = world.asks(&chat("only1", true));
+    let mut left = Run::asked(&mut node);
+    Kill::Fin.client(client);
+    expect_cancel(&mut node, &left);
+    overdue(1);
+    let mut first = world.asks(&chat("only1", true));
+    let mut late = Run::asked(&mut node);
+    expect_error(&mut first, 504, "response_timeout", "edge");
+    expect_cancel(&mut node, &late);
+    overdue(2);
+    // As long again: each is counted once.
+    let mut second = world.asks(&chat("only1", true));
+    let mut run = Run::asked(&mut node);
+    expect_error(&mut second, 504, "response_timeout", "edge");
+    expect_cancel(&mut node, &run);
+    run.error(&mut node, "cancelled");
+    world.wait_held(2);
+    left.error(&mut node, "cancelled");
+    late.end(&mut node);
+    world.wait_held(0);
+    overdue(2);
+    world.serves(&mut node, "only1");
+    drop((node, first, second));
+    world.rest();
+}
+
 /// Proves.
 #[test]
 fn r248_an_answer_that_cannot_be_written_is_cancelled_and_the_rest_of_it_dropped() {
