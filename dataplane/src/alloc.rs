@@ -9,6 +9,8 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::alloc::{GlobalAlloc, Layout, System};
 
+use crate::hooks;
+
 /// What a thread does, for the heap counters. Closed: it is a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -167,12 +169,11 @@ pub fn heap_calls<R>(work: impl FnOnce() -> R) -> (u64, R) {
     (CALLS.get().wrapping_sub(before), result)
 }
 
-/// Whether this process was asked to spoil its own zero: a test or debug build with
-/// `IOP_TEST_ALLOC_PER_FRAME=1`. A shard reads it once at start and then calls [`plant`] per frame.
+/// Whether this process was asked to spoil its own zero. A shard reads it once at start and then calls
+/// [`plant`] per frame.
 #[must_use]
 pub fn planted() -> bool {
-    cfg!(any(debug_assertions, feature = "test-hooks"))
-        && std::env::var_os("IOP_TEST_ALLOC_PER_FRAME").is_some_and(|value| value == "1")
+    hooks::value(hooks::ALLOC_PER_FRAME).is_some_and(|value| value == "1")
 }
 
 /// One heap allocation, given back at once: shows that the counters would notice one.

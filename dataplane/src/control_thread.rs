@@ -466,7 +466,7 @@ mod tests {
     use iop_proto::limits::LINK_SLOTS;
 
     use super::*;
-    use crate::cold::fixture;
+    use crate::fixture;
     use crate::lanes::{ShardEnd, link};
     use crate::shard::outbox::Outbox;
 

@@ -7,8 +7,11 @@ pub mod control_thread;
 pub mod credential;
 pub mod edge;
 pub mod epoch;
+#[cfg(test)]
+mod fixture;
 pub mod front;
 pub mod guard;
+mod hooks;
 pub mod keys;
 pub mod lanes;
 pub mod metrics;

@@ -7,7 +7,7 @@ use iop_control::step::{Event, Out};
 use iop_proto::ids::{NodeIndex, Now, SessionRef, ShardIndex, SlotGeneration};
 
 use super::*;
-use crate::cold::fixture;
+use crate::fixture;
 use crate::metrics::{ControlMetrics, FrontMetrics, ShardMetrics, strict};
 
 const BOUNDS: Bounds = Bounds {

@@ -2,6 +2,4 @@
 //!
 //! Lives on: cold threads. Bound: per task.
 pub mod access_log;
-#[cfg(test)]
-pub(crate) mod fixture;
 pub mod reload;

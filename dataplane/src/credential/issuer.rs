@@ -21,6 +21,7 @@ use iop_ring::{parcel, signal};
 
 use super::plane::{Pair, Plane, Selection};
 use crate::alloc::{self, Role};
+use crate::hooks;
 use crate::lanes::Waker;
 use crate::system::unix_ms;
 
@@ -177,17 +178,12 @@ impl Work {
     }
 }
 
-/// Holds every lease back while the file that `IOP_TEST_ISSUER_HOLD` names is there, so that tests see
-/// what happens meanwhile: in a test or debug build. Else nothing.
+/// Holds every lease back while a test says so.
 fn delay() {
-    let hooked = cfg!(any(debug_assertions, feature = "test-hooks"));
-    let Some(path) = hooked.then(|| std::env::var_os("IOP_TEST_ISSUER_HOLD")) else {
+    let Some(path) = hooks::value(hooks::ISSUER_HOLD) else {
         return;
     };
-    while path
-        .as_ref()
-        .is_some_and(|path| std::fs::exists(path).unwrap_or(false))
-    {
+    while std::fs::exists(&path).unwrap_or(false) {
         std::thread::sleep(FULL);
     }
 }

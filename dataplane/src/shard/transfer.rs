@@ -22,6 +22,7 @@ use super::client::{Client, Phase};
 use super::turn::SWEEP_MS;
 use super::uring::Token;
 use super::{Shard, piece, slot_of};
+use crate::hooks;
 use crate::lanes::Waker;
 use crate::metrics::ShardMetric;
 
@@ -73,8 +74,7 @@ pub struct Peers {
     dawdle: Dawdle,
 }
 
-/// Waits of a seeded random length at each step of a move, so that tests see threads race: in a test
-/// or debug build with `IOP_TEST_TRANSFER_DELAY_US=<longest>`. Else nothing.
+/// Waits of a seeded random length at each step of a move, where a test has asked for them.
 #[derive(Debug)]
 struct Dawdle {
     state: u64,
@@ -83,9 +83,8 @@ struct Dawdle {
 
 impl Dawdle {
     fn new(shard: usize) -> Self {
-        let hooked = cfg!(any(debug_assertions, feature = "test-hooks"));
-        let asked = hooked.then(|| std::env::var("IOP_TEST_TRANSFER_DELAY_US").ok());
-        let longest_us = asked.flatten().and_then(|text| text.parse().ok());
+        let asked = hooks::value(hooks::TRANSFER_DELAY_US);
+        let longest_us = asked.and_then(|text| text.to_str()?.parse().ok());
         Self {
             state: 0x9e37_79b9_7f4a_7c15 ^ shard as u64,
             longest_us: longest_us.unwrap_or(0),

@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::cold::fixture;
+use crate::fixture;
 
 fn names() -> Current<Names> {
     Current::new(fixture::names())
