@@ -16,6 +16,7 @@ mod command;
 mod configure;
 mod credential;
 mod dispatch;
+mod envelopes;
 mod forward;
 mod handoff;
 pub mod http1;

@@ -45,6 +45,7 @@ pub(crate) const TRANSPORT: Wall = Wall {
     inside: &[
         "dataplane/src/shard/session.rs",
         "dataplane/src/shard/inbound.rs",
+        "dataplane/src/shard/envelopes.rs",
         "dataplane/src/shard/forward.rs",
         "dataplane/src/shard/writer.rs",
         "dataplane/src/tls/",
@@ -265,7 +266,7 @@ const HEAT: [&str; 24] = [
     "eprintln!",
 ];
 /// Files that run once per frame; each must exist, hold code and say that it is hot.
-const HOT_FILES: [&str; 20] = [
+const HOT_FILES: [&str; 21] = [
     "proto/src/framing.rs",
     "proto/src/view.rs",
     "proto/src/view/builder.rs",
@@ -273,6 +274,7 @@ const HOT_FILES: [&str; 20] = [
     "proto/src/view/key.rs",
     "proto/src/view/reader.rs",
     "dataplane/src/shard/inbound.rs",
+    "dataplane/src/shard/envelopes.rs",
     "dataplane/src/shard/turn.rs",
     "dataplane/src/shard/uring.rs",
     "dataplane/src/shard/buffer.rs",
