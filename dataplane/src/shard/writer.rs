@@ -69,6 +69,7 @@ pub(super) struct Writer {
     pub sealed: Chain,
     /// Bytes of the waiting send in the kernel.
     armed: Option<u32>,
+    /// The newest ping that is not answered.
     pong: Option<u64>,
 }
 
@@ -301,7 +302,10 @@ impl Shard {
                 }
                 continue;
             }
-            if let Some(seq) = self.sessions[row].writer.pong.take() {
+            // While the socket takes nothing, the newest ping still stands for all.
+            let writer = &mut self.sessions[row].writer;
+            let pong = writer.pong.take_if(|_| writer.armed.is_none());
+            if let Some(seq) = pong {
                 self.queue_small(row, |out| view::pong(seq, out))?;
             }
             self.seal_control(row)?;

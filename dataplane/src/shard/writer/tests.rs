@@ -126,3 +126,23 @@ fn a_refused_client_is_told_so_at_the_cost_of_who_fills_the_pool() {
     assert!(told[..length].starts_with(b"HTTP/1.1 503 "));
     assert_eq!(rig.shard.metrics.get(ShardMetric::Responses5xx), 1);
 }
+
+/// A peer that pings and takes none of the answers would fill the shard's pool with them.
+#[test]
+fn while_the_socket_takes_nothing_the_newest_ping_stands_for_all() {
+    let mut rig = Rig::ready();
+    let row = rig.row;
+    let before = rig.shard.metrics.get(ShardMetric::EnvelopesSent);
+    for seq in 1..=100 {
+        rig.shard.queue_pong(row, seq).unwrap();
+        rig.shard.pump_session(row);
+    }
+    let sent = rig.shard.metrics.get(ShardMetric::EnvelopesSent) - before;
+    assert_eq!((sent, rig.shard.sessions[row].writer.pong), (1, Some(100)));
+    // It has taken that one.
+    let armed = rig.shard.sessions[row].writer.armed.unwrap();
+    rig.shard.session_sent(row, i32::try_from(armed).unwrap());
+    rig.shard.pump_session(row);
+    let sent = rig.shard.metrics.get(ShardMetric::EnvelopesSent) - before;
+    assert_eq!((sent, rig.shard.sessions[row].writer.pong), (2, None));
+}
