@@ -427,6 +427,14 @@ impl Call {
         }
     }
 
+    /// What has come of the next piece, if anything.
+    pub(crate) fn gathered(&mut self) -> Option<Piece> {
+        match self {
+            Self::Tunnel(call) => Some(Piece::Part(Part::Http(call.gathered()?))),
+            Self::Run(_) => None,
+        }
+    }
+
     /// From now on the call is only run to its end: no second request. `[I5.4]`
     pub(crate) fn no_retry(&mut self) {
         match self {

@@ -127,8 +127,10 @@ struct Driver {
 }
 
 enum Woken {
-    /// Signals or the clock changed.
+    /// Signals changed.
     Look,
+    /// The alarm has rung. What has come by now comes first. `[A-17]`
+    Rang,
     Piece(Result<Option<Piece>, CallError>),
     Probed(HealthEvidence),
     /// The queue has room for one message, and the Edge for so many bytes of a tunnel's body.
@@ -155,6 +157,12 @@ impl Driver {
             };
             match woken {
                 Woken::Look => {}
+                Woken::Rang => {
+                    let gathered = self.call.as_mut().and_then(Call::gathered);
+                    if let Some(piece) = gathered.filter(|_| self.attempt.is_undecided()) {
+                        self.take(piece);
+                    }
+                }
                 Woken::Piece(Ok(Some(piece))) if self.attempt.is_undecided() => self.take(piece),
                 Woken::Piece(Ok(Some(_))) => {} // drained: nobody wants it any more
                 Woken::Piece(Ok(None)) => self.returned(Ok(()), &mut orders),
@@ -203,7 +211,7 @@ impl Driver {
             health = finish(self.probe.as_mut()) => Woken::Probed(health),
             woken = reserve(room) => woken,
             piece = next(call, is_busy) => Woken::Piece(piece),
-            () = self.alarm.ring() => Woken::Look,
+            () = self.alarm.ring() => Woken::Rang,
         }
     }
 

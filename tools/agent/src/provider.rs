@@ -417,6 +417,14 @@ impl HttpCall {
         self.step(true).await
     }
 
+    /// What is gathered of the next item: a wait for it may have been given up.
+    pub(crate) fn gathered(&mut self) -> Option<Item> {
+        match &mut self.state {
+            State::Streaming(body) => body.gathered_bytes().map(Item::Body),
+            State::Sending(_) | State::Over => None,
+        }
+    }
+
     async fn step(&mut self, may_gather: bool) -> Result<Option<Item>, ProviderError> {
         let next = self.advance(may_gather).await;
         if !matches!(next, Ok(Some(_))) {
@@ -505,15 +513,22 @@ impl Body {
 
     /// What is gathered; nothing: the end.
     fn take(&mut self) -> Result<Option<Bytes>, ProviderError> {
+        match self.gathered_bytes() {
+            Some(bytes) => Ok(Some(bytes)),
+            None => self.end.unwrap_or(Ok(())).map(|()| None),
+        }
+    }
+
+    fn gathered_bytes(&mut self) -> Option<Bytes> {
         if self.gathered() == 0 {
-            return self.end.unwrap_or(Ok(())).map(|()| None);
+            return None;
         }
         let one = core::mem::take(&mut self.one);
-        Ok(Some(if one.is_empty() {
+        Some(if one.is_empty() {
             self.several.split().freeze()
         } else {
             one
-        }))
+        })
     }
 }
 
@@ -965,22 +980,28 @@ mod tests {
     async fn a_wait_for_more_that_is_given_up_loses_nothing() {
         use futures_util::FutureExt;
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut call = answered(chunked(&["one", "two", "three"], "0\r\n\r\n")).await;
-        let mut seen = Vec::new();
-        let mut given_up = 0;
-        loop {
-            match call.next_gathered().now_or_never() {
-                None => {
-                    given_up += 1;
-                    tokio::task::yield_now().await;
+        for asks in [false, true] {
+            let mut call = answered(chunked(&["one", "two", "three"], "0\r\n\r\n")).await;
+            let (mut seen, mut given_up, mut asked_for) = (Vec::new(), 0, 0);
+            loop {
+                match call.next_gathered().now_or_never() {
+                    None => {
+                        given_up += 1;
+                        if asks && let Some(item) = call.gathered() {
+                            asked_for += 1;
+                            seen.extend_from_slice(&bytes(item));
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                    Some(item) => match item.unwrap() {
+                        Some(item) => seen.extend_from_slice(&bytes(item)),
+                        None => break,
+                    },
                 }
-                Some(item) => match item.unwrap() {
-                    Some(item) => seen.extend_from_slice(&bytes(item)),
-                    None => break,
-                },
             }
+            assert_eq!(&seen[..], b"onetwothree");
+            assert!(given_up > 0, "it was waited for");
+            assert_eq!(asked_for > 0, asks, "what has come is had by asking");
         }
-        assert_eq!(&seen[..], b"onetwothree");
-        assert!(given_up > 0, "it was waited for");
     }
 }
