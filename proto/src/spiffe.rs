@@ -14,16 +14,18 @@ pub fn is_trust_domain(text: &str) -> bool {
             .all(|c| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-' | b'_'))
 }
 
-/// A name of one path segment: 1 to `NAME_BYTES_MAX` letters, digits, `.`, `-`, `_`, and no relative
-/// segment (SPIFFE-ID §2.2).
+/// A path segment: letters, digits, `.`, `-`, `_`, at least one, and no relative segment
+/// (SPIFFE-ID §2.2).
+#[must_use]
+pub fn is_segment(text: &str) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_');
+    !matches!(text, "" | "." | "..") && text.bytes().all(allowed)
+}
+
+/// A segment that we give as a name: of at most `NAME_BYTES_MAX` bytes.
 #[must_use]
 pub fn is_label(text: &str) -> bool {
-    (1..=NAME_BYTES_MAX as usize).contains(&text.len())
-        && text != "."
-        && text != ".."
-        && text
-            .bytes()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'))
+    text.len() <= NAME_BYTES_MAX as usize && is_segment(text)
 }
 
 #[cfg(test)]

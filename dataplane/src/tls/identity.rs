@@ -10,7 +10,7 @@
 use core::fmt;
 
 use iop_proto::reason::Reason;
-use iop_proto::spiffe::{is_label, is_trust_domain};
+use iop_proto::spiffe::{is_segment, is_trust_domain};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
@@ -209,7 +209,7 @@ fn spiffe_name<'a>(uri: &'a str, trust_domain: &str, role: Role) -> Result<&'a s
     else {
         return Err(IdentityError::NotSpiffe);
     };
-    if !is_trust_domain(domain) || !is_label(role_part) || !is_label(name) {
+    if !is_trust_domain(domain) || !is_segment(role_part) || !is_segment(name) {
         return Err(IdentityError::NotSpiffe);
     }
     if domain != trust_domain {
