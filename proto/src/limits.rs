@@ -112,7 +112,8 @@ pub const BLOCK_BYTES: u32 = RECORD_BYTES_MAX.next_multiple_of(64);
 pub const GATHERS_PER_TURN_MAX: u32 = 256;
 /// Refreshes of one session whose answers still count: the one under way and late ones. `[A-49]`
 pub const REFRESHES_UNANSWERED_MAX: u32 = 4;
-/// Answers one session may be owed (register, ready) before it is closed as a flood.
+/// Answers (register, ready) that one session may be owed, or have got and not taken, before it is closed
+/// as a flood: each holds a configuration in sealed bytes.
 pub const REPLIES_PER_SESSION_MAX: u32 = 8;
 /// Output pool of an Edge, bytes, by default. `[D-06]`
 pub const OUTPUT_POOL_BYTES_DEFAULT: u64 = 256 * 1024 * 1024;

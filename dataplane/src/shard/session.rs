@@ -91,6 +91,8 @@ pub(super) struct Session {
     pub last_write: Now,
     opened: Now,
     replies_owed: u32,
+    /// Answered since the socket last had everything.
+    replies_untaken: u32,
     /// Control knows of it and must hear of its close.
     pub announced: bool,
     pub close_when_flushed: Option<Reason>,
@@ -128,6 +130,7 @@ impl Session {
             last_write: Now::default(),
             opened: Now::default(),
             replies_owed: 0,
+            replies_untaken: 0,
             announced: false,
             close_when_flushed: None,
             violations: 0,
@@ -290,7 +293,10 @@ impl Shard {
 
     fn owe_reply(&mut self, row: usize) -> Result<SessionRef, Reason> {
         let session = &mut self.sessions[row];
-        if session.replies_owed == REPLIES_PER_SESSION_MAX {
+        if session.writer.is_idle() {
+            session.replies_untaken = 0;
+        }
+        if session.replies_owed + session.replies_untaken >= REPLIES_PER_SESSION_MAX {
             return Err(Reason::ReplyFlood);
         }
         session.replies_owed += 1;
@@ -399,6 +405,7 @@ impl Shard {
     }
 
     fn after_reply(&mut self, row: usize, queued: Result<(), Reason>, close: Option<Reason>) {
+        self.sessions[row].replies_untaken += 1;
         if let Err(reason) = queued {
             self.close_session(row, reason);
         } else if close.is_some() {

@@ -193,3 +193,35 @@ fn a_claim_that_a_reload_overtakes_is_judged_by_the_certificates_behind_it() {
         }
     }
 }
+
+/// Each answer holds a configuration until the node takes it: one that asks on and reads nothing is a
+/// flood.
+#[test]
+fn answers_that_a_node_does_not_take_count_as_owed() {
+    let mut rig = Rig::new(Some("n1"));
+    let row = rig.row;
+    let answer = |rig: &mut Rig| {
+        let (session, reply_to, claimed, _) = rig.claims();
+        rig.shard
+            .register_reply(session, reply_to, claimed, None, false);
+        rig.shard.pump_session(row);
+    };
+    let (_, payload) = map::encode(&Message::RegisterRequest(RegisterRequest {
+        node_id: "n1".into(),
+        ..RegisterRequest::default()
+    }));
+    for _ in 0..REPLIES_PER_SESSION_MAX {
+        answer(&mut rig);
+    }
+    assert!(rig.shard.sessions[row].writer.is_armed(), "nobody reads");
+    let refused = rig.shard.register(row, 9, &payload);
+    assert_eq!(refused, Err(Reason::ReplyFlood));
+    // It has taken what was there, and is answered as ever.
+    while !rig.shard.sessions[row].writer.is_idle() {
+        let taken = rig.shard.sessions[row].writer.armed_bytes().unwrap();
+        rig.shard.session_sent(row, i32::try_from(taken).unwrap());
+        rig.shard.pump_session(row);
+    }
+    answer(&mut rig);
+    assert_eq!(rig.shard.sessions[row].state, State::Open);
+}
