@@ -222,6 +222,9 @@ impl Shard {
         retry_after_s: u16,
         allow: Option<Allow>,
     ) {
+        if self.clients[row].phase == Phase::Closing {
+            return;
+        }
         let retry = if reason.blame() == Blame::Capacity {
             retry_after_s.max(RETRY_AFTER_S)
         } else {

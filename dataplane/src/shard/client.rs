@@ -549,7 +549,8 @@ impl Shard {
         }
     }
 
-    /// Closes the connection; `abort`: by reset. Whatever was pending is dropped.
+    /// Closes the connection; `abort`: by reset. Whatever was pending is dropped. The slot is free at the
+    /// turn's end at the earliest: whoever is at work on this client finds `Closing` here.
     pub(super) fn close_client(&mut self, row: usize, abort: bool) {
         let client = &mut self.clients[row];
         if matches!(client.phase, Phase::Free | Phase::Closing) {
@@ -571,7 +572,7 @@ impl Shard {
             }
         }
         self.drop_request(row);
-        self.try_free_client(row);
+        self.client_dirty(row);
     }
 
     /// Gives back what the request in progress holds.

@@ -198,6 +198,9 @@ impl Shard {
             match self.youngest_body() {
                 Some(youngest) if youngest != row => {
                     self.refuse_unread(youngest, Reason::BodyPoolFull);
+                    if self.clients[row].phase == Phase::Closing {
+                        return Err(Reason::BodyPoolFull); // it gave way to that answer
+                    }
                 }
                 _ => return Err(Reason::BodyPoolFull),
             }

@@ -379,7 +379,7 @@ impl Shard {
     /// way. `[D-06]`
     fn relieve_output(&mut self) {
         let limit = self.sender.pool.count() / 4 * 3;
-        while self.sender.pool.used() > limit && self.shed_largest() {}
+        while self.sender.pool.used() > limit + self.coming() && self.shed_largest() {}
     }
 
     /// Makes sure that the output pool can take `bytes`, at the cost of whoever holds most of it: a
@@ -387,7 +387,19 @@ impl Shard {
     pub(super) fn make_room(&mut self, bytes: usize) {
         // Sealed records are longer than what they carry, and begin in a block of their own.
         let blocks = slot_of(bytes / RECORD_PLAIN_BYTES_MAX as usize) + 2;
-        while self.sender.pool.left() < blocks && self.shed_largest() {}
+        while self.sender.pool.left() < blocks
+            && self.sender.pool.left() + self.coming() < blocks
+            && self.shed_largest()
+        {}
+    }
+
+    /// Blocks of the output pool that come back by themselves: the kernel still reads the one block that
+    /// each client holds which was closed with a send under way.
+    fn coming(&self) -> u32 {
+        let coming = self.clients[..self.clients_high]
+            .iter()
+            .filter(|client| client.phase == Phase::Closing && client.output.pending.bytes() > 0);
+        slot_of(coming.count())
     }
 
     /// Ends the client with the most pending output, those that take none of it first. `false`: nobody
@@ -414,8 +426,10 @@ impl Shard {
     fn flush(&mut self) {
         while !self.dirty_clients.is_empty() || !self.dirty_sessions.is_empty() {
             while let Some(row) = self.dirty_clients.pop() {
-                self.clients[row as usize].in_dirty = false;
-                self.flush_client(row as usize);
+                let row = row as usize;
+                self.clients[row].in_dirty = false;
+                self.flush_client(row);
+                self.try_free_client(row); // no effect unless it is closing
             }
             while let Some(row) = self.dirty_sessions.pop() {
                 self.sessions[row as usize].in_dirty = false;

@@ -113,6 +113,11 @@ impl Writer {
         self.armed.is_some()
     }
 
+    #[cfg(test)]
+    pub(super) const fn armed_bytes(&self) -> Option<u32> {
+        self.armed
+    }
+
     /// Bytes that the socket has not taken, of a request in progress what is sealed.
     pub(super) const fn unsent_bytes(&self) -> u64 {
         self.control.bytes() + self.sealed.bytes()
@@ -295,7 +300,7 @@ impl Shard {
     }
 
     fn fill(&mut self, row: usize) -> Result<(), Reason> {
-        loop {
+        while self.sessions[row].state == State::Open {
             if let Some(bulk) = self.sessions[row].writer.current {
                 if !self.continue_bulk(row, bulk)? {
                     return Ok(());
@@ -320,6 +325,7 @@ impl Shard {
                 None => return Ok(()),
             }
         }
+        Ok(())
     }
 
     fn seal_control(&mut self, row: usize) -> Result<(), Reason> {

@@ -146,3 +146,62 @@ fn while_the_socket_takes_nothing_the_newest_ping_stands_for_all() {
     let sent = rig.shard.metrics.get(ShardMetric::EnvelopesSent) - before;
     assert_eq!((sent, rig.shard.sessions[row].writer.pong), (2, None));
 }
+
+/// Nobody to take a block from, and a client that is answered while its bytes are still being read: it is
+/// closing until the turn is over, and then its slot is free, once.
+#[test]
+fn a_client_that_cannot_be_answered_frees_its_slot_once() {
+    let mut rig = Rig::ready();
+    let pool = &mut rig.shard.sender.pool;
+    let mut held = Chain::EMPTY;
+    while pool.append(&mut held, &[0; 1024]).is_ok() {}
+    let free = rig.shard.free_clients.len();
+    let (_far, row) = client(&mut rig, "GET /nowhere HTTP/1.1\r\nhost: edge\r\n\r\n");
+    assert_eq!(rig.shard.clients[row].phase, Phase::Closing);
+    assert_eq!(
+        rig.shard.free_clients.len(),
+        free - 1,
+        "somebody is at work on it"
+    );
+    while rig.shard.clients[row].operations > 0 {
+        rig.shard.ring.submit();
+        rig.shard.turn();
+    }
+    rig.shard.turn();
+    assert_eq!(rig.shard.clients[row].phase, Phase::Free);
+    assert_eq!(rig.shard.free_clients.len(), free);
+    assert_eq!(rig.shard.metrics.get(ShardMetric::ClientsReleased), 1);
+}
+
+/// Whoever is closed for want of room gives its block back when the kernel has let go of it: nobody else
+/// is closed for the same room.
+#[test]
+fn room_that_comes_by_itself_ends_nobody_else() {
+    let mut rig = Rig::ready();
+    let (_first, one) = client(&mut rig, "");
+    let (_second, other) = client(&mut rig, "");
+    let Shard {
+        clients, sender, ..
+    } = &mut rig.shard;
+    for row in [one, other] {
+        let pending = &mut clients[row].output.pending;
+        sender.pool.append(pending, &[0; 1024]).unwrap();
+    }
+    let mut held = Chain::EMPTY;
+    while sender.pool.left() > 1 {
+        sender.pool.append(&mut held, &[0; 1024]).unwrap();
+    }
+    // The sends of both are in the kernel, which may read what it was given.
+    for row in [one, other] {
+        rig.shard.arm_client_send(row);
+        assert!(rig.shard.clients[row].output.is_armed());
+    }
+    let closing = |rig: &Rig| {
+        let phases = [one, other].map(|row| rig.shard.clients[row].phase == Phase::Closing);
+        phases.iter().filter(|&&closing| closing).count()
+    };
+    for _ in 0..2 {
+        rig.shard.make_room(1);
+        assert_eq!(closing(&rig), 1);
+    }
+}
