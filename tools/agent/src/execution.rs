@@ -158,8 +158,9 @@ impl Driver {
             match woken {
                 Woken::Look => {}
                 Woken::Rang => {
-                    let gathered = self.call.as_mut().and_then(Call::gathered);
-                    if let Some(piece) = gathered.filter(|_| self.attempt.is_undecided()) {
+                    let wants = self.pending.is_none() && self.attempt.is_undecided();
+                    let call = self.call.as_mut().filter(|_| wants);
+                    if let Some(piece) = call.and_then(Call::gathered) {
                         self.take(piece);
                     }
                 }
