@@ -105,7 +105,8 @@ fn s29_an_end_that_meets_the_cancel_on_its_way_ends_the_run_once() {
 /// Proves [S-56], [D-63].
 #[test]
 fn s56_a_request_that_has_not_begun_is_withdrawn_and_one_that_has_comes_before_its_cancel() {
-    let world = World::new(&catalog([2, 1], ""));
+    let unhurried = "timeouts:\n  dispatch_ms: 120000\n"; // it is withdrawn for its client alone
+    let world = World::new(&catalog([2, 1], unhurried));
     let mut node = world.node("n1");
     let long = block_writer(&world, "only1");
     let withdrawn = world.asks(&numbered("only1", 1));
