@@ -224,6 +224,7 @@ fn s47_long_frames_in_either_direction_are_no_silence() {
 fn d03_a_node_that_pings_and_reads_nothing_is_dead() {
     let world = World::new(&catalog([4, 4], TIMEOUTS));
     let mut node = world.node("n1");
+    node.takes_ahead(64 * 1024);
     let mut client = block_writer(&world, "only1");
     // The kernel gives up on a window that stays shut, whatever comes the other way.
     let began = Instant::now();

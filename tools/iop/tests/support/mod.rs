@@ -20,7 +20,7 @@ use iop_proto::view::TunnelFrameOut;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 
 /// How long anything may take before a test gives up.
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -665,6 +665,12 @@ impl Node {
     /// A connection with the given TLS; its handshake is done by the first read or write.
     pub fn connect_with(edge: &Edge, config: Arc<ClientConfig>) -> Self {
         Self::connect_over(edge.nodes, config)
+    }
+
+    /// From here on its kernel takes no more than so many bytes ahead of it, and tunes nothing.
+    pub fn takes_ahead(&self, bytes: usize) {
+        let socket = SockRef::from(&self.stream.sock);
+        socket.set_recv_buffer_size(bytes).expect("an option");
     }
 
     /// As `connect_with`, to something that leads to the Edge.
