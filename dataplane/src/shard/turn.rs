@@ -379,7 +379,11 @@ impl Shard {
     /// way. `[D-06]`
     fn relieve_output(&mut self) {
         let limit = self.sender.pool.count() / 4 * 3;
-        while self.sender.pool.used() > limit + self.coming() && self.shed_largest() {}
+        // What is coming is counted only when it matters: that looks at every client.
+        while self.sender.pool.used() > limit
+            && self.sender.pool.used() > limit + self.coming()
+            && self.shed_largest()
+        {}
     }
 
     /// Makes sure that the output pool can take `bytes`, at the cost of whoever holds most of it: a
